@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`exact` mode: the same text alone and in batches, for any slices, K, seed, path."""
+import random
+
+import cluster
+from cluster import Cluster, generate, greedy_cases, parallel
+
+REPEAT = [c for c in greedy_cases(["repeat"])]
+SPECS = ["off"] + [f"fixed:{k}" for k in range(8)] + ["ngram:4", "ema", "goodput"]
+
+
+def complete(c, prompt, **fields):
+    """A completion of a rendered prompt: token ids, text, usage."""
+    result = c.stream(prompt, path="/v1/completions", return_token_ids=True,
+                      **{"max_tokens": 64, "temperature": 0, **fields})
+    assert result.done and result.error is None, result.error
+    return result
+
+
+def test_http_gives_the_golden_ids():
+    with Cluster() as c:
+        for case in greedy_cases():
+            got = complete(c, case["prompt"], max_tokens=len(case["ids"]) + 8)
+            assert got.ids == case["ids"], (case["name"], got.ids, case["ids"])
+            assert got.usage["prompt_tokens"] == case["prompt_tokens"]
+            assert got.usage["completion_tokens"] == len(case["ids"])
+
+
+def test_every_policy_gives_one_text():
+    cases = random.sample(greedy_cases(), 4) + REPEAT[:3]
+    accepted = drafted = 0
+    with Cluster() as c:
+        for case in cases:
+            for temperature, seed in ((0, 1), (0.7, 7), (1.0, 2 ** 63 + 5)):
+                want = None
+                for spec in SPECS:
+                    got = complete(c, case["prompt"], spec=spec, temperature=temperature,
+                                   top_p=0.95, seed=seed)
+                    receipt = got.usage["tandem"]
+                    if spec == "off" or spec == "fixed:0":
+                        assert receipt["drafted"] == 0
+                    accepted += receipt["accepted"]
+                    drafted += receipt["drafted"]
+                    key = (got.text, got.ids, got.finish)
+                    want = want or key
+                    assert key == want, (case["name"], spec, temperature, key, want)
+                tool = generate(case["prompt"], temperature=temperature, seed=seed, top_p=0.95,
+                                max_tokens=64, spec="fixed:3")
+                assert tool["ids"] == want[1], (case["name"], tool["ids"], want[1])
+                assert tool["text"] == want[0], (tool["text"], want[0])
+                assert tool["finish_reason"] == want[2]
+    assert accepted > 0 and drafted > accepted, (accepted, drafted)
+
+
+def test_drafts_are_accepted_on_repeat_prompts():
+    with Cluster(worker__spec="fixed:7") as c:
+        accepted = rejected = 0
+        for case in REPEAT:
+            receipt = complete(c, case["prompt"])
+            receipt = receipt.usage["tandem"]
+            accepted += receipt["accepted"]
+            rejected += receipt["drafted"] - receipt["accepted"]
+            assert receipt["steps"] >= 1
+        assert accepted > 0 and rejected > 0, (accepted, rejected)
+
+
+def test_batches_slices_blocks():
+    cases = sorted(greedy_cases(), key=lambda case: case["prompt_tokens"])
+    cases = random.sample(cases[:-3], 6) + cases[-2:]
+    want = [case["ids"] for case in cases]
+    sampled = {}
+    for rows, layers, block_tokens, spec in ((512, 0, 256, "fixed:7"), (7, 0, 16, "fixed:3"),
+                                             (64, 3, 64, "fixed:1"), (33, 1, 4, "off")):
+        with Cluster(worker__slice_rows_max=rows, worker__slice_layers_max=layers, worker__spec=spec,
+                     kvmgr__block_tokens=block_tokens) as c:
+            alone = [complete(c, case["prompt"]).ids for case in cases[:2]]
+            together = parallel([lambda case=case: complete(c, case["prompt"]).ids
+                                 for case in cases])
+            assert alone == want[:2] and together == want, (rows, layers)
+            hot = parallel([lambda case=case, i=i: complete(
+                c, case["prompt"], temperature=1.0, seed=i, logprobs=2).ids
+                for i, case in enumerate(cases)])
+            assert sampled.setdefault("hot", hot) == hot, (rows, layers, block_tokens)
+            c.ledger_settles()
+            c.pool_settles()
+
+
+def test_choices_are_seeded_and_distinct():
+    with Cluster() as c:
+        body = {"temperature": 1.0, "n": 4, "seed": 11, "max_tokens": 24}
+        first, second = c.chat("Hello", **body), c.chat("Hello", **body)
+        texts = [[(x["message"]["content"], x["message"].get("reasoning_content"))
+                  for x in answer["choices"]] for answer in (first, second)]
+        assert texts[0] == texts[1] and len(texts[0]) == 4
+        assert [x["index"] for x in first["choices"]] == [0, 1, 2, 3]
+
+
+cluster.main(globals())
