@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "proto/kv_layout.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "lib/base/check.h"
+
+#define ROW_ALIGN        64u /* a layer's rows and the index rows start on a cache line */
+#define DIM_MAX          65536u
+#define LAYERS_MAX       1024u
+#define BLOCK_TOKENS_MAX 65536u
+#define RANKS_MAX        8u
+#define STATE_BYTES_MAX  (1ull << 34)
+#define ARENA_BYTES_MAX  (1ull << 46)
+#define BLOCK_BYTES_MAX  (1ull << 34)
+#define COUNT_MAX        (1u << 24) /* blocks, slots */
+
+STATIC_CHECK(sizeof(struct kv_superblock) == 128);
+STATIC_CHECK(sizeof(struct kv_superblock) <= KV_SUPERBLOCK_BYTES);
+STATIC_CHECK(offsetof(struct kv_superblock, version) == 4);
+STATIC_CHECK(offsetof(struct kv_superblock, layout_fp) == 8);
+STATIC_CHECK(offsetof(struct kv_superblock, model_fp) == 24);
+STATIC_CHECK(offsetof(struct kv_superblock, epoch) == 40);
+STATIC_CHECK(offsetof(struct kv_superblock, flags) == 44);
+STATIC_CHECK(offsetof(struct kv_superblock, incarnation) == 48);
+STATIC_CHECK(offsetof(struct kv_superblock, arena_bytes) == 56);
+STATIC_CHECK(offsetof(struct kv_superblock, block_count) == 64);
+STATIC_CHECK(offsetof(struct kv_superblock, slot_count) == 68);
+STATIC_CHECK(offsetof(struct kv_superblock, dsa_layers) == 72);
+STATIC_CHECK(offsetof(struct kv_superblock, latent_dim) == 76);
+STATIC_CHECK(offsetof(struct kv_superblock, index_dim) == 80);
+STATIC_CHECK(offsetof(struct kv_superblock, index_kpool) == 84);
+STATIC_CHECK(offsetof(struct kv_superblock, block_tokens) == 88);
+STATIC_CHECK(offsetof(struct kv_superblock, kv_dtype) == 92);
+STATIC_CHECK(offsetof(struct kv_superblock, index_dtype) == 96);
+STATIC_CHECK(offsetof(struct kv_superblock, rank) == 100);
+STATIC_CHECK(offsetof(struct kv_superblock, ranks) == 104);
+STATIC_CHECK(offsetof(struct kv_superblock, interleave) == 108);
+STATIC_CHECK(offsetof(struct kv_superblock, state_bytes) == 112);
+STATIC_CHECK(offsetof(struct kv_superblock, reserved) == 120);
+STATIC_CHECK(offsetof(struct kv_superblock, crc) == 124);
+
+STATIC_CHECK(sizeof(struct kv_block_header) == KV_HEADER_BYTES);
+STATIC_CHECK(offsetof(struct kv_block_header, parent) == 16);
+STATIC_CHECK(offsetof(struct kv_block_header, state) == 32);
+STATIC_CHECK(offsetof(struct kv_block_header, epoch) == 36);
+STATIC_CHECK(offsetof(struct kv_block_header, generation) == 40);
+STATIC_CHECK(offsetof(struct kv_block_header, position) == 48);
+STATIC_CHECK(offsetof(struct kv_block_header, data_crc) == 52);
+STATIC_CHECK(offsetof(struct kv_block_header, reserved) == 56);
+STATIC_CHECK(offsetof(struct kv_block_header, crc) == 60);
+
+STATIC_CHECK(sizeof(struct kv_slot_header) == KV_HEADER_BYTES);
+STATIC_CHECK(offsetof(struct kv_slot_header, kind) == 16);
+STATIC_CHECK(offsetof(struct kv_slot_header, state) == 20);
+STATIC_CHECK(offsetof(struct kv_slot_header, epoch) == 24);
+STATIC_CHECK(offsetof(struct kv_slot_header, token_count) == 28);
+STATIC_CHECK(offsetof(struct kv_slot_header, generation) == 32);
+STATIC_CHECK(offsetof(struct kv_slot_header, reserved0) == 40);
+STATIC_CHECK(offsetof(struct kv_slot_header, data_crc) == 48);
+STATIC_CHECK(offsetof(struct kv_slot_header, crc) == 60);
+
+static uint64_t round_up(uint64_t value, uint64_t unit)
+{
+    CHECK(unit != 0 && value <= UINT64_MAX - unit);
+    return (value + unit - 1) / unit * unit;
+}
+
+static uint64_t row_bytes(uint32_t dtype, uint32_t dim)
+{
+    switch (dtype) {
+    case KV_F32:
+        return 4ull * dim;
+    case KV_BF16:
+        return 2ull * dim;
+    case KV_FP8:
+        return dim + 4ull * ((dim + 127ull) / 128);
+    default:
+        CHECK(false);
+    }
+}
+
+uint64_t kv_latent_row_bytes(uint32_t dtype, uint32_t dim)
+{
+    return row_bytes(dtype, dim);
+}
+
+uint64_t kv_index_row_bytes(uint32_t dtype, uint32_t dim)
+{
+    return row_bytes(dtype, dim);
+}
+
+#define IN_RANGE(field, min, max)                                                                  \
+    do {                                                                                           \
+        if (g->field < (min) || g->field > (max))                                                  \
+            return err_set(detail, ERR_INVALID, "%s: %llu is outside %llu..%llu", #field,          \
+                           (unsigned long long)g->field, (unsigned long long)(min),                \
+                           (unsigned long long)(max));                                             \
+    } while (0)
+
+static enum err geometry_check(const struct kv_geometry *g, struct err_detail *detail)
+{
+    IN_RANGE(dsa_layers, 1, LAYERS_MAX);
+    IN_RANGE(latent_dim, 1, DIM_MAX);
+    IN_RANGE(index_dim, 1, DIM_MAX);
+    IN_RANGE(index_kpool, 1, BLOCK_TOKENS_MAX);
+    IN_RANGE(block_tokens, 1, BLOCK_TOKENS_MAX);
+    IN_RANGE(kv_dtype, KV_F32, KV_FP8);
+    IN_RANGE(index_dtype, KV_F32, KV_FP8);
+    IN_RANGE(ranks, 1, RANKS_MAX);
+    if (g->rank >= g->ranks)
+        return err_set(detail, ERR_INVALID, "rank: %u of %u", g->rank, g->ranks);
+    IN_RANGE(interleave, 1, g->block_tokens);
+    IN_RANGE(state_bytes, 1, STATE_BYTES_MAX);
+    if (g->interleave % g->index_kpool != 0)
+        return err_set(detail, ERR_INVALID, "interleave: %u, not a multiple of index_kpool %u",
+                       g->interleave, g->index_kpool);
+    if (g->block_tokens % ((uint64_t)g->ranks * g->interleave) != 0)
+        return err_set(detail, ERR_INVALID,
+                       "block_tokens: %u, not a multiple of ranks %u times interleave %u",
+                       g->block_tokens, g->ranks, g->interleave);
+    return ERR_OK;
+}
+
+/* Everything that changes bytes inside the arena; counts are no part of it. */
+static struct hash128 fingerprint(const struct kv_geometry *g)
+{
+    uint32_t words[] = {KV_MAGIC,
+                        KV_LAYOUT_VERSION,
+                        KV_SUPERBLOCK_BYTES,
+                        KV_HEADER_BYTES,
+                        KV_PAGE_BYTES,
+                        ROW_ALIGN,
+                        g->dsa_layers,
+                        g->latent_dim,
+                        g->index_dim,
+                        g->index_kpool,
+                        g->block_tokens,
+                        g->kv_dtype,
+                        g->index_dtype,
+                        g->rank,
+                        g->ranks,
+                        g->interleave,
+                        (uint32_t)g->state_bytes,
+                        (uint32_t)(g->state_bytes >> 32)};
+    return hash_blake2b(NULL, 0, words, sizeof(words), NULL, 0, NULL, 0);
+}
+
+static enum err sizes_fill(const struct kv_geometry *g, struct kv_layout *l,
+                           struct err_detail *detail)
+{
+    uint64_t tokens = g->block_tokens / g->ranks; /* this rank's share of a block */
+    uint64_t latent = tokens * kv_latent_row_bytes(g->kv_dtype, g->latent_dim);
+    uint64_t index = tokens / g->index_kpool * kv_index_row_bytes(g->index_dtype, g->index_dim);
+    l->geometry = *g;
+    l->index_offset = round_up(latent, ROW_ALIGN);
+    l->layer_stride = round_up(l->index_offset + index, ROW_ALIGN);
+    l->block_bytes = round_up(l->layer_stride * g->dsa_layers, KV_PAGE_BYTES);
+    l->slot_bytes = round_up(g->state_bytes, KV_PAGE_BYTES);
+    l->layout_fp = fingerprint(g);
+    CHECK(l->block_bytes != 0 && l->slot_bytes != 0);
+    /* Keeps every product of a size and a count inside 64 bits. */
+    if (l->block_bytes > BLOCK_BYTES_MAX)
+        return err_set(detail, ERR_INVALID, "block: %llu bytes, at most %llu",
+                       (unsigned long long)l->block_bytes, BLOCK_BYTES_MAX);
+    return ERR_OK;
+}
+
+static void offsets_fill(struct kv_layout *l, uint32_t block_count, uint32_t slot_count)
+{
+    l->block_count = block_count;
+    l->slot_count = slot_count;
+    l->block_headers_at = KV_SUPERBLOCK_BYTES;
+    l->slot_headers_at =
+        l->block_headers_at + round_up((uint64_t)block_count * KV_HEADER_BYTES, KV_PAGE_BYTES);
+    l->blocks_at =
+        l->slot_headers_at + round_up((uint64_t)slot_count * KV_HEADER_BYTES, KV_PAGE_BYTES);
+    l->slots_at = l->blocks_at + block_count * l->block_bytes;
+    l->arena_bytes = l->slots_at + slot_count * l->slot_bytes;
+    CHECK(l->arena_bytes >= l->slots_at && l->slots_at >= l->blocks_at);
+}
+
+enum err kv_layout_plan(const struct kv_geometry *g, uint64_t arena_bytes, uint32_t slot_count,
+                        struct kv_layout *ret_layout, struct err_detail *detail)
+{
+    struct kv_layout l;
+    memset(&l, 0, sizeof(l));
+    CHECK(g != NULL && ret_layout != NULL);
+    TRY(geometry_check(g, detail));
+    if (arena_bytes > ARENA_BYTES_MAX)
+        return err_set(detail, ERR_INVALID, "arena_bytes: %llu is above %llu",
+                       (unsigned long long)arena_bytes, ARENA_BYTES_MAX);
+    if (slot_count < 1 || slot_count > COUNT_MAX)
+        return err_set(detail, ERR_INVALID, "slot_count: %u is outside 1..%u", slot_count,
+                       COUNT_MAX);
+    TRY(sizes_fill(g, &l, detail));
+    /* Size grows with the count: the largest that fits is found by halving. */
+    uint32_t fits = 0, above = COUNT_MAX + 1;
+    while (above - fits > 1) {
+        uint32_t middle = fits + (above - fits) / 2;
+        offsets_fill(&l, middle, slot_count);
+        if (l.arena_bytes <= arena_bytes)
+            fits = middle;
+        else
+            above = middle;
+    }
+    if (fits == 0) {
+        offsets_fill(&l, 1, slot_count);
+        return err_set(detail, ERR_NOMEM, "arena_bytes: %llu, one block and %u slots need %llu",
+                       (unsigned long long)arena_bytes, slot_count,
+                       (unsigned long long)l.arena_bytes);
+    }
+    offsets_fill(&l, fits, slot_count);
+    CHECK(l.arena_bytes <= arena_bytes);
+    *ret_layout = l;
+    return ERR_OK;
+}
+
+void kv_superblock_seal(struct kv_superblock *s)
+{
+    CHECK(s != NULL);
+    s->crc = hash_crc32c(0, s, offsetof(struct kv_superblock, crc));
+}
+
+void kv_block_header_seal(struct kv_block_header *h)
+{
+    CHECK(h != NULL);
+    h->crc = hash_crc32c(0, h, offsetof(struct kv_block_header, crc));
+}
+
+void kv_slot_header_seal(struct kv_slot_header *h)
+{
+    CHECK(h != NULL);
+    h->crc = hash_crc32c(0, h, offsetof(struct kv_slot_header, crc));
+}
+
+enum err kv_superblock_check(const struct kv_superblock *s, uint64_t file_bytes,
+                             struct kv_layout *ret_layout, struct err_detail *detail)
+{
+    struct kv_layout l;
+    memset(&l, 0, sizeof(l));
+    CHECK(s != NULL && ret_layout != NULL);
+    if (s->magic != KV_MAGIC)
+        return err_set(detail, ERR_CORRUPT, "superblock magic: 0x%08x is not ours", s->magic);
+    if (s->version != KV_LAYOUT_VERSION)
+        return err_set(detail, ERR_CORRUPT, "superblock version: %u, only %u is known", s->version,
+                       KV_LAYOUT_VERSION);
+    if (s->crc != hash_crc32c(0, s, offsetof(struct kv_superblock, crc)))
+        return err_set(detail, ERR_CORRUPT, "superblock crc does not match");
+    struct kv_geometry g = {
+        .dsa_layers = s->dsa_layers,
+        .latent_dim = s->latent_dim,
+        .index_dim = s->index_dim,
+        .index_kpool = s->index_kpool,
+        .block_tokens = s->block_tokens,
+        .kv_dtype = s->kv_dtype,
+        .index_dtype = s->index_dtype,
+        .rank = s->rank,
+        .ranks = s->ranks,
+        .interleave = s->interleave,
+        .state_bytes = s->state_bytes,
+    };
+    if (geometry_check(&g, detail) != ERR_OK || sizes_fill(&g, &l, detail) != ERR_OK)
+        return ERR_CORRUPT;
+    if (s->block_count < 1 || s->block_count > COUNT_MAX || s->slot_count < 1 ||
+        s->slot_count > COUNT_MAX)
+        return err_set(detail, ERR_CORRUPT, "superblock counts: %u blocks, %u slots",
+                       s->block_count, s->slot_count);
+    offsets_fill(&l, s->block_count, s->slot_count);
+    if (l.arena_bytes > s->arena_bytes || s->arena_bytes > file_bytes)
+        return err_set(detail, ERR_CORRUPT,
+                       "superblock arena_bytes: %llu, layout needs %llu, the file has %llu",
+                       (unsigned long long)s->arena_bytes, (unsigned long long)l.arena_bytes,
+                       (unsigned long long)file_bytes);
+    if (memcmp(&l.layout_fp, &s->layout_fp, sizeof(l.layout_fp)) != 0)
+        return err_set(detail, ERR_CORRUPT, "superblock layout_fp does not match its geometry");
+    *ret_layout = l;
+    return ERR_OK;
+}
+
+enum err kv_block_header_check(const struct kv_block_header *h)
+{
+    CHECK(h != NULL);
+    if (h->crc != hash_crc32c(0, h, offsetof(struct kv_block_header, crc)))
+        return ERR_CORRUPT;
+    return h->state <= KV_COMMITTED ? ERR_OK : ERR_CORRUPT;
+}
+
+enum err kv_slot_header_check(const struct kv_slot_header *h)
+{
+    CHECK(h != NULL);
+    if (h->crc != hash_crc32c(0, h, offsetof(struct kv_slot_header, crc)))
+        return ERR_CORRUPT;
+    if (h->kind > KV_SLOT_SNAPSHOT || h->state > KV_COMMITTED)
+        return ERR_CORRUPT;
+    return ERR_OK;
+}
