@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* proto/block_hash.h - hash chain of token blocks, same bits everywhere (pure but for the key file).
+/* proto/block_hash.h - hash chain of token blocks, same bits everywhere (pure but for the key
+ * file).
  *
- * hash_i = BLAKE2b-128(key = cluster key, hash_{i-1} || salt || ids of block i as u32 LE); the chain
+ * hash_i = BLAKE2b-128(key = cluster key, hash_{i-1} || salt || ids of block i as u32 LE); the
+ * chain
  * starts from 16 zero bytes.  salt = BLAKE2b-128(key, cache_salt text), 16 zero bytes for "". */
 #ifndef PROTO_BLOCK_HASH_H
 #define PROTO_BLOCK_HASH_H

@@ -13,7 +13,7 @@
 #include "lib/base/err.h"
 #include "lib/base/hash.h"
 
-#define KV_MAGIC            0x414b4454u         /* "TDKA" */
+#define KV_MAGIC            0x414b4454u /* "TDKA" */
 #define KV_LAYOUT_VERSION   1u
 #define KV_SUPERBLOCK_BYTES 4096u
 #define KV_HEADER_BYTES     64u
@@ -23,20 +23,20 @@ enum kv_dtype { KV_F32 = 1, KV_BF16 = 2, KV_FP8 = 3 };
 enum kv_block_state { KV_FREE = 0, KV_WRITING = 1, KV_COMMITTED = 2 };
 enum kv_slot_kind { KV_SLOT_LIVE = 1, KV_SLOT_SNAPSHOT = 2 };
 
-struct kv_geometry {                            /* what decides the layout */
+struct kv_geometry { /* what decides the layout */
     uint32_t dsa_layers, latent_dim, index_dim, index_kpool;
     uint32_t block_tokens;
     uint32_t kv_dtype, index_dtype;
-    uint32_t rank, ranks, interleave;           /* 0, 1, block_tokens without context sharding */
+    uint32_t rank, ranks, interleave; /* 0, 1, block_tokens without context sharding */
     uint64_t state_bytes;
 };
 
 struct kv_layout {
     struct kv_geometry geometry;
-    uint64_t layer_stride, index_offset;        /* inside a block, see lib/model/model.h */
-    uint64_t block_bytes, slot_bytes;           /* padded */
+    uint64_t layer_stride, index_offset; /* inside a block, see lib/model/model.h */
+    uint64_t block_bytes, slot_bytes;    /* padded */
     uint32_t block_count, slot_count;
-    uint64_t block_headers_at, slot_headers_at, blocks_at, slots_at, arena_bytes;   /* offsets */
+    uint64_t block_headers_at, slot_headers_at, blocks_at, slots_at, arena_bytes; /* offsets */
     struct hash128 layout_fp;
 };
 
@@ -50,7 +50,7 @@ MUST_USE enum err kv_layout_plan(const struct kv_geometry *g, uint64_t arena_byt
                                  uint32_t slot_count, struct kv_layout *ret_layout,
                                  struct err_detail *detail);
 
-struct kv_superblock {                          /* at offset 0; rest of the 4096 bytes is zero */
+struct kv_superblock { /* at offset 0; rest of the 4096 bytes is zero */
     uint32_t magic, version;
     struct hash128 layout_fp, model_fp;
     uint32_t epoch, flags;
@@ -61,25 +61,25 @@ struct kv_superblock {                          /* at offset 0; rest of the 4096
     uint32_t block_tokens, kv_dtype, index_dtype, rank, ranks, interleave;
     uint64_t state_bytes;
     uint32_t reserved;
-    uint32_t crc;                               /* crc32c of all bytes before it */
+    uint32_t crc; /* crc32c of all bytes before it */
 };
 
 struct kv_block_header {
-    struct hash128 hash;                        /* chain hash when COMMITTED, else zero */
+    struct hash128 hash; /* chain hash when COMMITTED, else zero */
     struct hash128 parent;
-    uint32_t state;                             /* enum kv_block_state */
+    uint32_t state; /* enum kv_block_state */
     uint32_t epoch;
     uint64_t generation;
-    uint32_t position;                          /* index of the block in its chain */
-    uint32_t data_crc;                          /* 0 = not recorded */
+    uint32_t position; /* index of the block in its chain */
+    uint32_t data_crc; /* 0 = not recorded */
     uint32_t reserved;
-    uint32_t crc;                               /* crc32c of the 60 bytes before it */
+    uint32_t crc; /* crc32c of the 60 bytes before it */
 };
 
 struct kv_slot_header {
-    struct hash128 hash;                        /* chain hash of a snapshot's boundary */
-    uint32_t kind;                              /* enum kv_slot_kind */
-    uint32_t state;                             /* enum kv_block_state */
+    struct hash128 hash; /* chain hash of a snapshot's boundary */
+    uint32_t kind;       /* enum kv_slot_kind */
+    uint32_t state;      /* enum kv_block_state */
     uint32_t epoch;
     uint32_t token_count;
     uint64_t generation;
@@ -90,14 +90,14 @@ struct kv_slot_header {
     uint32_t crc;
 };
 
-void kv_superblock_seal(struct kv_superblock *s);           /* fills crc */
+void kv_superblock_seal(struct kv_superblock *s); /* fills crc */
 void kv_block_header_seal(struct kv_block_header *h);
 void kv_slot_header_seal(struct kv_slot_header *h);
 /* Checks magic, version, crc, and that the counts and offsets agree with geometry and file size;
  * returns the layout. */
 MUST_USE enum err kv_superblock_check(const struct kv_superblock *s, uint64_t file_bytes,
                                       struct kv_layout *ret_layout, struct err_detail *detail);
-MUST_USE enum err kv_block_header_check(const struct kv_block_header *h);   /* crc, state */
+MUST_USE enum err kv_block_header_check(const struct kv_block_header *h); /* crc, state */
 MUST_USE enum err kv_slot_header_check(const struct kv_slot_header *h);
 
 #endif

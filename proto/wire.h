@@ -17,14 +17,14 @@
 
 struct arena;
 
-#define WIRE_HEADER_BYTES   32u
-#define WIRE_MAGIC          0x314d4454u     /* "TDM1" */
-#define WIRE_VERSION        1u
-#define WIRE_BODY_BYTES_MAX (1u << 20)
+#define WIRE_HEADER_BYTES      32u
+#define WIRE_MAGIC             0x314d4454u /* "TDM1" */
+#define WIRE_VERSION           1u
+#define WIRE_BODY_BYTES_MAX    (1u << 20)
 #define WIRE_PAYLOAD_BYTES_MAX (8u << 20)
-#define WIRE_FRAMES_MAX     3u
+#define WIRE_FRAMES_MAX        3u
 
-struct wire_frame {             /* same layout as struct bus_frame */
+struct wire_frame { /* same layout as struct bus_frame */
     const void *bytes;
     size_t count;
 };
@@ -39,6 +39,6 @@ MUST_USE enum err wire_encode(struct arena *arena, const struct msg *m,
 MUST_USE enum err wire_decode(struct arena *arena, const struct wire_frame *frames, uint32_t count,
                               struct msg *ret_msg, struct err_detail *detail);
 
-const char *msg_type_name(enum msg_type type);      /* "RouterSubmit"; "?" if unknown */
+const char *msg_type_name(enum msg_type type); /* "RouterSubmit"; "?" if unknown */
 
 #endif

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-uint64_t clock_mono_us(void);      /* CLOCK_MONOTONIC */
-uint64_t clock_unix_us(void);      /* CLOCK_REALTIME */
+uint64_t clock_mono_us(void); /* CLOCK_MONOTONIC */
+uint64_t clock_unix_us(void); /* CLOCK_REALTIME */
 
 #endif

@@ -8,8 +8,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define MUST_USE           __attribute__((warn_unused_result))
-#define PRINTF_LIKE(f, a)  __attribute__((format(printf, f, a)))
+#define MUST_USE          __attribute__((warn_unused_result))
+#define PRINTF_LIKE(f, a) __attribute__((format(printf, f, a)))
 
 enum err {
 #define ERR(code, text, retry, http) code,
@@ -34,8 +34,7 @@ struct err_detail {
 /* Writes the message (truncated to fit, always terminated) and returns e, so that a refusal is
  * one line: return err_set(detail, ERR_INVALID, "hc_mult: %u, only 4 is supported", n);
  * detail may be NULL. */
-enum err err_set(struct err_detail *detail, enum err e, const char *format, ...)
-    PRINTF_LIKE(3, 4);
+enum err err_set(struct err_detail *detail, enum err e, const char *format, ...) PRINTF_LIKE(3, 4);
 
 /* Returns early with the error.  Only where nothing is held; else use one out: label. */
 #define TRY(expression)                                                                            \

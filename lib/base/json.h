@@ -21,28 +21,28 @@ enum json_type { JSON_NULL, JSON_BOOL, JSON_NUMBER, JSON_STRING, JSON_ARRAY, JSO
 
 /* All zero = strictest: lone surrogates, a byte order mark and duplicate keys are errors. */
 struct json_options {
-    bool lone_surrogate_replace;    /* "\ud83d" alone becomes U+FFFD */
+    bool lone_surrogate_replace; /* "\ud83d" alone becomes U+FFFD */
     bool bom_skip;
-    bool duplicate_keys_last;       /* the last value wins and stands at the first place */
-    uint32_t depth_max;             /* 0 = 64 */
-    size_t bytes_max;               /* 0 = 64 MiB */
+    bool duplicate_keys_last; /* the last value wins and stands at the first place */
+    uint32_t depth_max;       /* 0 = 64 */
+    size_t bytes_max;         /* 0 = 64 MiB */
 };
 
 struct json {
-    uint8_t type;                   /* enum json_type */
+    uint8_t type; /* enum json_type */
     bool boolean;
-    uint32_t count;                 /* items of an array, members of an object */
-    const char *key;                /* as member of an object; not NUL-terminated */
+    uint32_t count;  /* items of an array, members of an object */
+    const char *key; /* as member of an object; not NUL-terminated */
     size_t key_bytes;
-    const char *text;               /* decoded string, or the number's own spelling */
+    const char *text; /* decoded string, or the number's own spelling */
     size_t bytes;
-    struct json *child;             /* first item or member */
-    struct json *next;              /* next sibling */
+    struct json *child; /* first item or member */
+    struct json *next;  /* next sibling */
 };
 
 struct json_error {
-    size_t offset;                  /* byte at which the text stops being JSON */
-    const char *reason;             /* constant text */
+    size_t offset;      /* byte at which the text stops being JSON */
+    const char *reason; /* constant text */
 };
 
 /* ERR_INVALID (ret_error says where and why), ERR_TOO_LARGE (bytes_max), ERR_NOMEM (arena). */
@@ -52,9 +52,9 @@ MUST_USE enum err json_parse(struct arena *arena, const struct json_options *opt
 
 /* NULL if value is NULL, no object, or has no such key. */
 struct json *json_get(const struct json *value, const char *key);
-struct json *json_at(const struct json *array, uint32_t index);      /* O(index) */
-bool json_is(const struct json *value, enum json_type type);         /* NULL-safe */
-bool json_string_is(const struct json *value, const char *text);     /* NULL-safe */
+struct json *json_at(const struct json *array, uint32_t index);  /* O(index) */
+bool json_is(const struct json *value, enum json_type type);     /* NULL-safe */
+bool json_string_is(const struct json *value, const char *text); /* NULL-safe */
 
 /* False, leaving *ret alone, unless the value is a number that fits exactly (u64, i64: spelled
  * as an integer, no fraction or exponent) or is finite (f64). */

@@ -27,7 +27,7 @@ struct log_site {
 };
 
 void log_init(const char *process, enum log_level level);
-bool log_level_parse(const char *text, enum log_level *ret_level);   /* error warn info debug */
+bool log_level_parse(const char *text, enum log_level *ret_level); /* error warn info debug */
 void log_set_level(enum log_level level);
 void log_event(struct log_site *site, enum log_level level, enum log_group group,
                const char *message, const char *format, ...) PRINTF_LIKE(5, 6);

@@ -27,8 +27,8 @@ struct metric_buckets {
 };
 
 struct metric {
-    double value;                              /* counter, gauge */
-    double sum;                                /* histogram */
+    double value; /* counter, gauge */
+    double sum;   /* histogram */
     uint64_t observations;
     uint64_t bucket_counts[METRIC_BUCKETS_MAX]; /* not cumulative */
 };
@@ -36,16 +36,16 @@ struct metric {
 struct metric_row {
     enum metric_kind kind;
     const char *name;
-    const char *labels;                        /* may be "" */
+    const char *labels; /* may be "" */
     const struct metric_buckets *buckets;
     const char *help;
 };
 
-extern const struct metric_buckets metrics_buckets_ttft;       /* http-api.md 9 */
+extern const struct metric_buckets metrics_buckets_ttft; /* http-api.md 9 */
 extern const struct metric_buckets metrics_buckets_itl;
 extern const struct metric_buckets metrics_buckets_latency;
-extern const struct metric_buckets metrics_buckets_tokens;     /* 1-2-5 ladder to 1 M */
-extern const struct metric_buckets metrics_buckets_small;      /* 1..64 in powers of two */
+extern const struct metric_buckets metrics_buckets_tokens; /* 1-2-5 ladder to 1 M */
+extern const struct metric_buckets metrics_buckets_small;  /* 1..64 in powers of two */
 
 static inline void metric_add(struct metric *m, double amount)
 {

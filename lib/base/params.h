@@ -29,23 +29,28 @@ struct param {
     const char *name;
     enum param_type type;
     const char *default_text;
-    double min, max;                /* numbers; for str: max length, 0 = PARAM_STR_BYTES - 1 */
+    double min, max; /* numbers; for str: max length, 0 = PARAM_STR_BYTES - 1 */
     const char *unit;
     enum param_apply apply;
     const char *help;
-    size_t offset;                  /* in the process's struct */
+    size_t offset; /* in the process's struct */
 };
 
-#define PARAM_CTYPE_u32  uint32_t
-#define PARAM_CTYPE_u64  uint64_t
-#define PARAM_CTYPE_bool bool
-#define PARAM_CTYPE_f64  double
-#define PARAM_CTYPE_str  param_str
+#define PARAM_CTYPE_u32    uint32_t
+#define PARAM_CTYPE_u64    uint64_t
+#define PARAM_CTYPE_bool   bool
+#define PARAM_CTYPE_f64    double
+#define PARAM_CTYPE_str    param_str
 #define PARAM_TEXT_u32(d)  #d
 #define PARAM_TEXT_u64(d)  #d
 #define PARAM_TEXT_bool(d) #d
 #define PARAM_TEXT_f64(d)  #d
 #define PARAM_TEXT_str(d)  d
+
+/* bool is a macro of stdbool.h: behind a second macro it arrives as _Bool, true as 1. */
+#define PARAM__Bool         PARAM_bool
+#define PARAM_CTYPE__Bool   bool
+#define PARAM_TEXT__Bool(d) #d
 
 /* In the role's header:
  *     struct rt_params {
@@ -59,8 +64,8 @@ struct param {
  *         PARAM_ROW(struct rt_params, name, type, def, lo, hi, unit, apply, help)
  *     static const struct param rt_param_table[] = { #include ... };                          */
 #define PARAM_ROW(structure, name_, type_, def_, lo_, hi_, unit_, apply_, help_)                   \
-    {#name_, PARAM_##type_, PARAM_TEXT_##type_(def_), lo_, hi_, unit_, PARAM_##apply_, help_,      \
-     offsetof(structure, name_)},
+    {#name_,         PARAM_##type_, PARAM_TEXT_##type_(def_),  lo_, hi_, unit_,                    \
+     PARAM_##apply_, help_,         offsetof(structure, name_)},
 
 /* Fills `object` from defaults, files and arguments.  On ERR_INVALID ret_faults holds every
  * fault, one a line.  Arguments other than --name=value are faults.  --help and --version print

@@ -14,8 +14,8 @@ struct ring;
 
 struct ring *ring_create(uint32_t item_count_max, size_t item_bytes);
 void ring_destroy(struct ring **ring_p);
-bool ring_push(struct ring *r, const void *item);      /* producer; false = full */
-bool ring_pop(struct ring *r, void *ret_item);         /* consumer; false = empty */
-uint32_t ring_count(const struct ring *r);             /* a moment's value */
+bool ring_push(struct ring *r, const void *item); /* producer; false = full */
+bool ring_pop(struct ring *r, void *ret_item);    /* consumer; false = empty */
+uint32_t ring_count(const struct ring *r);        /* a moment's value */
 
 #endif

@@ -25,8 +25,8 @@ struct rng {
 void rng_init(struct rng *r, uint64_t seed);
 uint32_t rng_u32(struct rng *r);
 uint64_t rng_u64(struct rng *r);
-uint32_t rng_below(struct rng *r, uint32_t bound);     /* uniform in [0, bound); bound > 0 */
-double rng_unit(struct rng *r);                        /* [0, 1) */
+uint32_t rng_below(struct rng *r, uint32_t bound); /* uniform in [0, bound); bound > 0 */
+double rng_unit(struct rng *r);                    /* [0, 1) */
 
 /* Bytes from the operating system, for incarnations, request ids and seeds. */
 void rng_system(void *ret_bytes, size_t count);

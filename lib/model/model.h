@@ -18,12 +18,12 @@
 #include "lib/base/err.h"
 #include "lib/base/hash.h"
 
-#define MODEL_DRAFT_ROWS_MAX 8      /* rows of a verify step: one committed token + K <= 7 */
+#define MODEL_DRAFT_ROWS_MAX 8 /* rows of a verify step: one committed token + K <= 7 */
 #define MODEL_STOP_IDS_MAX   16
 
 struct model;
 struct model_cursor;
-struct model_config;                /* lib/model/config.h: every value of config.json */
+struct model_config; /* lib/model/config.h: every value of config.json */
 
 enum model_numerics { MODEL_EXACT, MODEL_FAST };
 
@@ -31,9 +31,9 @@ enum model_numerics { MODEL_EXACT, MODEL_FAST };
 typedef void (*model_progress_fn)(void *arg, uint64_t bytes_done, uint64_t bytes_total);
 
 struct model_options {
-    const char *directory;          /* config.json, *.safetensors, optionally tokenizer.json */
+    const char *directory; /* config.json, *.safetensors, optionally tokenizer.json */
     enum model_numerics numerics;
-    uint32_t threads;               /* 0 = one per core */
+    uint32_t threads; /* 0 = one per core */
     model_progress_fn progress;
     void *progress_arg;
 };
@@ -47,21 +47,23 @@ const struct model_config *model_config(const struct model *m);
 
 /* What others must know of the model. */
 struct model_info {
-    uint32_t vocab_size;            /* rows of lm_head; logits rows have this width */
+    uint32_t vocab_size; /* rows of lm_head; logits rows have this width */
     uint32_t layer_count;
-    uint32_t context_max;           /* max_position_embeddings */
-    uint32_t stop_id_count;         /* eos ids of the config, plus <|assistant|> if known */
+    uint32_t context_max;   /* max_position_embeddings */
+    uint32_t stop_id_count; /* eos ids of the config, plus <|assistant|> if known */
     uint32_t stop_ids[MODEL_STOP_IDS_MAX];
-    const uint8_t *has_token;       /* [vocab_size] 1 where the id has a token (tokenizer.json; all 1
-                                       without one); borrowed from the model */
-    struct hash128 model_fp;        /* over tensors (name, dtype, shape, xxh3-128), config, tokenizer */
-    char quantization[96];          /* from the tensors, e.g. "bf16, 5.3 M parameters" */
+    /* [vocab_size] 1 where the id has a token (tokenizer.json; all 1 without one); borrowed
+     * from the model */
+    const uint8_t *has_token;
+    /* over tensors (name, dtype, shape, xxh3-128), config, tokenizer */
+    struct hash128 model_fp;
+    char quantization[96]; /* from the tensors, e.g. "bf16, 5.3 M parameters" */
     /* geometry of the cache, for kvmgr */
-    uint32_t dsa_layers;            /* layers with latent and index rows */
-    uint32_t latent_dim;            /* kv_lora_rank */
-    uint32_t index_dim;             /* index_head_dim */
-    uint32_t index_kpool;           /* tokens per pooled index row */
-    uint64_t state_bytes;           /* of one state slot's body; multiple of 64 */
+    uint32_t dsa_layers;  /* layers with latent and index rows */
+    uint32_t latent_dim;  /* kv_lora_rank */
+    uint32_t index_dim;   /* index_head_dim */
+    uint32_t index_kpool; /* tokens per pooled index row */
+    uint64_t state_bytes; /* of one state slot's body; multiple of 64 */
 };
 const struct model_info *model_info(const struct model *m);
 
@@ -74,9 +76,9 @@ struct model_kv {
     uint64_t block_stride;
     uint64_t layer_stride;
     uint64_t index_offset;
-    uint32_t block_tokens;          /* multiple of index_kpool */
+    uint32_t block_tokens; /* multiple of index_kpool */
     uint32_t block_count;
-    uint8_t *slots;                 /* state slot s has its body at slots + s * slot_stride */
+    uint8_t *slots; /* state slot s has its body at slots + s * slot_stride */
     uint64_t slot_stride;
     uint32_t slot_count;
 };
@@ -84,23 +86,24 @@ struct model_kv {
 /* One sequence's rows in a batch. */
 struct model_seq {
     uint32_t state_slot;
-    uint32_t position_start;        /* absolute position of the first row = tokens already final */
-    uint32_t row_count;             /* >= 1 */
-    uint32_t replay_count;          /* journal rows of the last verify step to apply first (they are the
-                                       positions just below position_start) */
-    bool fresh;                     /* first rows of a sequence: the slot counts as all zero */
-    bool journal;                   /* verify step: state is not advanced, rows go to the journal
+    uint32_t position_start; /* absolute position of the first row = tokens already final */
+    uint32_t row_count;      /* >= 1 */
+    /* journal rows of the last verify step to apply first (they are the positions just below
+     * position_start) */
+    uint32_t replay_count;
+    bool fresh;             /* first rows of a sequence: the slot counts as all zero */
+    bool journal;           /* verify step: state is not advanced, rows go to the journal
                                        (row_count <= MODEL_DRAFT_ROWS_MAX); else rows are final */
-    uint32_t logits_from;           /* rows [logits_from, row_count) get logits; row_count = none */
-    const uint32_t *blocks;         /* block table, covers position_start + row_count tokens */
+    uint32_t logits_from;   /* rows [logits_from, row_count) get logits; row_count = none */
+    const uint32_t *blocks; /* block table, covers position_start + row_count tokens */
     uint32_t block_count;
 };
 
 struct model_batch {
     uint32_t seq_count;
-    uint32_t row_count;             /* sum over seqs */
-    const struct model_seq *seqs;   /* borrowed until finish */
-    const uint32_t *ids;            /* [row_count], sequences one after another; borrowed */
+    uint32_t row_count;           /* sum over seqs */
+    const struct model_seq *seqs; /* borrowed until finish */
+    const uint32_t *ids;          /* [row_count], sequences one after another; borrowed */
 };
 
 /* A cursor's work space for up to rows_max rows, seqs_max sequences and logits_rows_max logits
@@ -119,10 +122,12 @@ void model_cursor_destroy(struct model_cursor **cursor_p);
  * their input).  begin embeds the rows; advance runs layers [current, layer_end); finish runs the
  * rest, the head, and returns the logits of the asked rows in batch order:
  * ret_logits [rows with logits, vocab_size] f32, valid until the cursor's next begin.
- * abandon drops a batch in flight (its sequences' slots and uncommitted rows are then undefined). */
-void model_begin(struct model_cursor *c, const struct model_kv *kv, const struct model_batch *batch);
+ * abandon drops a batch in flight (its sequences' slots and uncommitted rows are then
+ * undefined). */
+void model_begin(struct model_cursor *c, const struct model_kv *kv,
+                 const struct model_batch *batch);
 void model_advance(struct model_cursor *c, uint32_t layer_end);
-uint32_t model_cursor_layer(const struct model_cursor *c);      /* next layer to run */
+uint32_t model_cursor_layer(const struct model_cursor *c); /* next layer to run */
 const float *model_finish(struct model_cursor *c);
 void model_abandon(struct model_cursor *c);
 
@@ -134,6 +139,6 @@ struct model_probe {
                   const uint8_t *attend, size_t attend_stride);
     void *arg;
 };
-void model_cursor_probe(struct model_cursor *c, const struct model_probe *probe);  /* NULL = off */
+void model_cursor_probe(struct model_cursor *c, const struct model_probe *probe); /* NULL = off */
 
 #endif

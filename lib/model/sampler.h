@@ -13,26 +13,28 @@
 #define SAMPLER_TOP_LOGPROBS_MAX 20
 
 struct sampler_params {
-    double temperature;             /* 0 = greedy */
-    double top_p;                   /* 1 = off */
-    double min_p;                   /* 0 = off */
-    uint32_t top_k;                 /* 0 = off */
-    double repetition_penalty;      /* 1 = off; prompt and output */
-    double presence_penalty;        /* 0 = off; output only */
-    double frequency_penalty;       /* 0 = off; output only */
+    double temperature;        /* 0 = greedy */
+    double top_p;              /* 1 = off */
+    double min_p;              /* 0 = off */
+    uint32_t top_k;            /* 0 = off */
+    double repetition_penalty; /* 1 = off; prompt and output */
+    double presence_penalty;   /* 0 = off; output only */
+    double frequency_penalty;  /* 0 = off; output only */
     uint64_t seed;
-    uint32_t choice;                /* index among n choices */
+    uint32_t choice; /* index among n choices */
     uint32_t bias_count;
-    const uint32_t *bias_ids;       /* borrowed */
+    const uint32_t *bias_ids; /* borrowed */
     const float *bias_values;
-    uint32_t banned_count;          /* ids masked out at this position (stop ids below min_tokens) */
+    /* ids masked out at this position (stop ids below min_tokens) */
+    uint32_t banned_count;
     const uint32_t *banned_ids;
-    uint32_t top_logprobs;          /* 0..20 */
+    uint32_t top_logprobs; /* 0..20 */
     bool logprobs;
 };
 
 /* Token counts of a sequence, kept by the caller: in_context[v] != 0 if v stands in prompt or
- * output so far, output_count[v] times in the output.  Either may be NULL when its penalty is off. */
+ * output so far, output_count[v] times in the output.  Either may be NULL when its penalty is
+ * off. */
 struct sampler_history {
     const uint8_t *in_context;
     const uint16_t *output_count;
@@ -40,14 +42,15 @@ struct sampler_history {
 
 struct sampler_result {
     uint32_t id;
-    float logprob;                                      /* of the unprocessed logits */
+    float logprob; /* of the unprocessed logits */
     uint32_t top_count;
-    uint32_t top_ids[SAMPLER_TOP_LOGPROBS_MAX];         /* logprob descending, then id ascending */
+    uint32_t top_ids[SAMPLER_TOP_LOGPROBS_MAX]; /* logprob descending, then id ascending */
     float top_logprobs[SAMPLER_TOP_LOGPROBS_MAX];
 };
 
 struct sampler;
-struct sampler *sampler_create(uint32_t vocab_size, const uint8_t *has_token); /* borrows has_token */
+/* borrows has_token */
+struct sampler *sampler_create(uint32_t vocab_size, const uint8_t *has_token);
 void sampler_destroy(struct sampler **sampler_p);
 
 /* logits [vocab_size] are not changed.  position m: of the token being chosen, prompt counted. */

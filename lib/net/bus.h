@@ -14,13 +14,13 @@
 #include "lib/base/err.h"
 
 struct loop;
-struct bus;                     /* one ZeroMQ context per process */
+struct bus; /* one ZeroMQ context per process */
 struct bus_socket;
 
 #define BUS_PEER_BYTES_MAX 32
 #define BUS_FRAMES_MAX     8
 
-struct bus_peer {               /* routing id, chosen by the connecting side: "worker-0" */
+struct bus_peer { /* routing id, chosen by the connecting side: "worker-0" */
     uint8_t count;
     uint8_t bytes[BUS_PEER_BYTES_MAX];
 };
@@ -39,7 +39,7 @@ struct bus_stats {
 };
 
 struct bus *bus_create(struct loop *l);
-void bus_destroy(struct bus **bus_p);               /* after all its sockets; bounded linger */
+void bus_destroy(struct bus **bus_p); /* after all its sockets; bounded linger */
 
 /* endpoint "ipc://PATH" (an old socket file is replaced; mode 0600) or "tcp://HOST:PORT".
  * A peer that connects again under the same id takes over (handover). */

@@ -19,10 +19,10 @@ typedef void (*loop_fn)(void *arg);
 
 struct loop *loop_create(void);
 void loop_destroy(struct loop **loop_p);
-struct event_base *loop_base(struct loop *l);       /* for bufferevents and hiredis */
-void loop_run(struct loop *l);                      /* until loop_stop */
-void loop_stop(struct loop *l);                     /* after the current callback */
-uint64_t loop_now_us(const struct loop *l);         /* monotonic, fresh */
+struct event_base *loop_base(struct loop *l); /* for bufferevents and hiredis */
+void loop_run(struct loop *l);                /* until loop_stop */
+void loop_stop(struct loop *l);               /* after the current callback */
+uint64_t loop_now_us(const struct loop *l);   /* monotonic, fresh */
 
 /* A timer is created idle.  start: fires once after delay_us, or every delay_us if repeat. */
 struct loop_timer *loop_timer_create(struct loop *l, loop_fn fn, void *arg);
@@ -39,7 +39,7 @@ void loop_on_stop_signal(struct loop *l, loop_fn fn, void *arg);
 
 /* Wakes the loop from any thread; fn runs there once per burst of wake-ups. */
 struct loop_waker *loop_waker_create(struct loop *l, loop_fn fn, void *arg);
-void loop_wake(struct loop_waker *w);               /* any thread, never blocks */
+void loop_wake(struct loop_waker *w); /* any thread, never blocks */
 void loop_waker_destroy(struct loop_waker **waker_p);
 
 #endif

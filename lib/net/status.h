@@ -4,7 +4,8 @@
  * Owned by the loop thread.  Serves HTTP on run_dir/NAME.http (unix socket, mode 0600; evhttp):
  *   GET /health   {"name","role","pid","state","incarnation","uptime_s","redis", ...extra}
  *   GET /metrics  Prometheus text
- * and publishes, every 2 s while Redis is up, `tandem:{cluster}:proc:<role>:<id>` (or the key given)
+ * and publishes, every 2 s while Redis is up, `tandem:{cluster}:proc:<role>:<id>` (or the key
+ * given)
  * with TTL 6 s and `tandem:{cluster}:metrics:<role>:<id>` with TTL 15 s. */
 #ifndef LIB_NET_STATUS_H
 #define LIB_NET_STATUS_H
@@ -22,38 +23,43 @@ struct metric_row;
 struct status;
 
 struct status_options {
-    const char *role;               /* "router" */
+    const char *role; /* "router" */
     uint32_t id;
     const char *cluster;
     const char *run_dir;
     uint64_t incarnation;
-    struct redis *redis;            /* borrowed; may be NULL */
-    const struct metric_row *rows;  /* borrowed */
+    struct redis *redis;           /* borrowed; may be NULL */
+    const struct metric_row *rows; /* borrowed */
     const struct metric *values;
     size_t metric_count;
-    const char *common_labels;      /* metric labels; may be "" */
-    /* Appends further JSON members to /health, each with a leading comma: `,"queue":3`.  May be NULL. */
+    const char *common_labels; /* metric labels; may be "" */
+    /* Appends further JSON members to /health, each with a leading comma: `,"queue":3`.  May be
+     * NULL. */
     void (*extra)(void *arg, struct str *out);
     /* Called before metrics are read, to refresh gauges.  May be NULL. */
     void (*refresh)(void *arg);
     /* Adds fields to the heartbeat hash by calling add(add_arg, name, value).  May be NULL. */
     void (*heartbeat)(void *arg, void (*add)(void *add_arg, const char *name, const char *value),
                       void *add_arg);
-    const char *heartbeat_key;      /* NULL = "proc:<role>:<id>"; worker: "worker:0"; kvmgr: "pool:0" */
+    /* NULL = "proc:<role>:<id>"; worker: "worker:0"; kvmgr: "pool:0" */
+    const char *heartbeat_key;
     void *arg;
 };
 
 MUST_USE enum err status_create(struct loop *l, const struct status_options *options,
                                 struct status **ret_status, struct err_detail *detail);
-void status_destroy(struct status **status_p);      /* deletes the heartbeat key, removes the socket */
-void status_set_state(struct status *s, const char *state);   /* starting, ready, degraded, draining */
+/* deletes the heartbeat key, removes the socket */
+void status_destroy(struct status **status_p);
+/* starting, ready, degraded, draining */
+void status_set_state(struct status *s, const char *state);
 const char *status_state(const struct status *s);
 
 /* Shared start of a process's main: creates run_dir (0700) and state_dir if missing, refuses a
- * second instance by a lock on run_dir/NAME.lock, writes run_dir/NAME.pid, ignores SIGPIPE, raises the
+ * second instance by a lock on run_dir/NAME.lock, writes run_dir/NAME.pid, ignores SIGPIPE,
+ * raises the
  * descriptor limit to its hard bound. */
 MUST_USE enum err process_begin(const char *name, const char *run_dir, const char *state_dir,
                                 struct err_detail *detail);
-void process_end(const char *name, const char *run_dir);      /* removes the PID file */
+void process_end(const char *name, const char *run_dir); /* removes the PID file */
 
 #endif

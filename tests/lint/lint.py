@@ -138,6 +138,8 @@ def tidy():
         if path.startswith("tests/lint/"):
             continue
         for number, line in enumerate(lines, 1):
+            if "Not Implemented\"" in line:      # the reason phrase of status 501
+                continue
             if WORDS.search(line):
                 faults.append(f"{path}:{number}: unfinished work: {line.strip()[:60]}")
             if path.endswith((".c", ".h")) and len(line) > 100:
