@@ -2,8 +2,8 @@
 /* proto/msg.h - every message between processes as a plain struct (pure; cores see only these).
  *
  * A decoded message borrows arrays from the arena or the frames it was decoded from; they live
- * until the handler returns; whatever is kept is copied.  wire_check has validated every count, bound and
- * enum named here before a core sees the message.  Flow: docs/architecture.md. */
+ * until the handler returns; whatever is kept is copied.  wire_check has validated every count,
+ * bound and enum named here before a core sees the message.  Flow: docs/architecture.md. */
 #ifndef PROTO_MSG_H
 #define PROTO_MSG_H
 
