@@ -32,6 +32,9 @@ void log_set_level(enum log_level level);
 void log_event(struct log_site *site, enum log_level level, enum log_group group,
                const char *message, const char *format, ...) PRINTF_LIKE(5, 6);
 
+/* An event without keys has the empty format. */
+#pragma GCC diagnostic ignored "-Wformat-zero-length"
+
 /* log_warn(BUS, "frame dropped", "peer=%s reason=%s", peer, reason);  format "" = no keys */
 #define log_at(level, group, message, ...)                                                         \
     do {                                                                                           \
