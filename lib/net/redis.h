@@ -18,10 +18,10 @@ struct loop;
 struct redis;
 
 struct redis_options {
-    char address[256];              /* "unix:PATH", "HOST:PORT", "off" */
-    uint32_t connect_ms;            /* 0 = 50 */
-    uint32_t operation_ms;          /* 0 = 20 */
-    uint32_t inflight_max;          /* 0 = 1024 */
+    char address[256];     /* "unix:PATH", "HOST:PORT", "off" */
+    uint32_t connect_ms;   /* 0 = 50 */
+    uint32_t operation_ms; /* 0 = 20 */
+    uint32_t inflight_max; /* 0 = 1024 */
 };
 
 /* A reply as plain data; borrowed for the call. */
@@ -29,7 +29,7 @@ enum redis_type { REDIS_NIL, REDIS_STRING, REDIS_INTEGER, REDIS_STATUS, REDIS_ER
 struct redis_value {
     enum redis_type type;
     int64_t integer;
-    const char *text;               /* string, status, error */
+    const char *text; /* string, status, error */
     size_t bytes;
     const struct redis_value *items;
     size_t count;
@@ -40,6 +40,10 @@ struct redis_value {
  * redis_destroy. */
 typedef void (*redis_fn)(void *arg, enum err e, const struct redis_value *value);
 
+/* Address from the common parameter `redis`: empty means redis.sock in run_dir. */
+void redis_address(const char *param, const char *run_dir, struct redis_options *ret_options);
+
+/* An unusable address is logged and behaves like "off".  Host names are looked up here, once. */
 struct redis *redis_create(struct loop *l, const struct redis_options *options);
 void redis_destroy(struct redis **redis_p);
 bool redis_up(const struct redis *r);
