@@ -2,7 +2,8 @@
 /* proto/msg.h - every message between processes as a plain struct (pure; cores see only these).
  *
  * A decoded message borrows arrays from the arena or the frames it was decoded from; they live
- * until the handler returns; whatever is kept is copied.  wire_check has validated every count,
+ * until the handler returns; whatever is kept is copied.  A NULL
+ * text is sent as "" and never received.  wire_check has validated every count,
  * bound and enum named here before a core sees the message.  Flow: docs/architecture.md. */
 #ifndef PROTO_MSG_H
 #define PROTO_MSG_H
@@ -273,7 +274,7 @@ struct msg_kv_extend_reply {
     uint64_t lease;
     uint32_t blocks_have;
     uint32_t block_count;
-    const uint32_t *blocks; /* the new ones */
+    const uint32_t *blocks; /* the new ones; payload frame */
 };
 /* blocks [first, first + hash_count) are full and written */
 struct msg_kv_commit {
@@ -281,7 +282,7 @@ struct msg_kv_commit {
     uint32_t first_block;
     uint32_t token_count; /* final tokens of the sequence so far */
     uint32_t hash_count;
-    const struct hash128 *hashes;
+    const struct hash128 *hashes; /* payload frame */
 };
 struct msg_kv_snapshot {
     uint64_t lease;
@@ -348,7 +349,7 @@ struct msg_draft_context {
     uint32_t epoch;
     uint32_t base_length;
     uint32_t ids_count;
-    const uint32_t *ids;
+    const uint32_t *ids; /* payload frame */
 };
 /* ids as in DraftContext come along: one message a step */
 struct msg_draft_propose {
@@ -359,7 +360,7 @@ struct msg_draft_propose {
     uint64_t step;        /* echoed */
     const char *source;   /* "" = the drafter's own; "ngram" */
     uint32_t ids_count;
-    const uint32_t *ids;
+    const uint32_t *ids; /* payload frame */
 };
 struct msg_draft_reply {
     uint32_t code; /* ERR_NOT_FOUND: open again; ERR_EPOCH: stale base */
