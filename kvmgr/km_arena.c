@@ -1,0 +1,389 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kvmgr/km_arena.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "kvmgr/km_arena_file.h"
+#include "lib/base/check.h"
+#include "lib/base/mem.h"
+#include "lib/base/str.h"
+
+#define KM_ARENA_MAGIC 0x4b4d4152u
+#define SCAN_HEADERS   64u
+
+STATIC_CHECK(sizeof(struct kv_block_header) == KV_HEADER_BYTES);
+STATIC_CHECK(sizeof(struct kv_slot_header) == KV_HEADER_BYTES);
+STATIC_CHECK(sizeof(struct kv_superblock) <= KV_SUPERBLOCK_BYTES);
+
+struct km_arena {
+    uint32_t magic;
+    uint32_t epoch;
+    int fd;
+    uint8_t *map; /* superblock and headers: [0, layout.blocks_at) */
+    size_t map_bytes;
+    struct kv_layout layout;
+    uint64_t headers_repaired;
+};
+
+/* --- headers */
+
+static struct kv_block_header *block_header(const struct km_arena *a, uint32_t block)
+{
+    CHECK_OBJ(a, KM_ARENA_MAGIC);
+    CHECK(block < a->layout.block_count);
+    return (void *)(a->map + a->layout.block_headers_at + (uint64_t)block * KV_HEADER_BYTES);
+}
+
+static struct kv_slot_header *slot_header(const struct km_arena *a, uint32_t slot)
+{
+    CHECK_OBJ(a, KM_ARENA_MAGIC);
+    CHECK(slot < a->layout.slot_count);
+    return (void *)(a->map + a->layout.slot_headers_at + (uint64_t)slot * KV_HEADER_BYTES);
+}
+
+/* The generation goes on from a sound header.  A broken one counts from the epoch's own range: no
+ * earlier epoch can have reached it. */
+static uint64_t generation_of(struct km_arena *a, const void *header, enum err sound,
+                              uint64_t generation)
+{
+    if (km_arena_header_unused(header))
+        return 0;
+    if (sound == ERR_OK)
+        return generation;
+    a->headers_repaired++;
+    return (uint64_t)a->epoch << 32;
+}
+
+static struct kv_block_header block_read(struct km_arena *a, uint32_t block)
+{
+    struct kv_block_header h = *block_header(a, block);
+    h.generation = generation_of(a, &h, kv_block_header_check(&h), h.generation);
+    return h;
+}
+
+static void block_write(struct km_arena *a, uint32_t block, struct kv_block_header *h)
+{
+    h->epoch = a->epoch;
+    kv_block_header_seal(h);
+    CHECK(kv_block_header_check(h) == ERR_OK);
+    *block_header(a, block) = *h;
+}
+
+static void slot_write(struct km_arena *a, uint32_t slot, uint32_t state, uint32_t generation_step)
+{
+    struct kv_slot_header old = *slot_header(a, slot);
+    struct kv_slot_header h = {
+        .kind = KV_SLOT_LIVE,
+        .state = state,
+        .epoch = a->epoch,
+        .generation =
+            generation_of(a, &old, kv_slot_header_check(&old), old.generation) + generation_step,
+    };
+    kv_slot_header_seal(&h);
+    CHECK(kv_slot_header_check(&h) == ERR_OK);
+    *slot_header(a, slot) = h;
+}
+
+void km_arena_blocks_writing(struct km_arena *a, const uint32_t *blocks, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        struct kv_block_header h = {.state = KV_WRITING,
+                                    .generation = block_read(a, blocks[i]).generation};
+        block_write(a, blocks[i], &h);
+    }
+    /* Written before the answer leaves, hence before the worker writes data. */
+    atomic_thread_fence(memory_order_release);
+}
+
+void km_arena_blocks_commit(struct km_arena *a, const uint32_t *blocks, uint32_t count,
+                            uint32_t first_position, const struct hash128 *parent,
+                            const struct hash128 *hashes)
+{
+    /* The worker's data came before its message; COMMITTED may not become visible before either. */
+    atomic_thread_fence(memory_order_acq_rel);
+    for (uint32_t i = 0; i < count; i++) {
+        struct kv_block_header h = {.state = KV_COMMITTED,
+                                    .hash = hashes[i],
+                                    .parent = i > 0 ? hashes[i - 1] : *parent,
+                                    .position = first_position + i,
+                                    .generation = block_read(a, blocks[i]).generation};
+        block_write(a, blocks[i], &h);
+    }
+}
+
+void km_arena_blocks_free(struct km_arena *a, const uint32_t *blocks, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        struct kv_block_header h = {.state = KV_FREE,
+                                    .generation = block_read(a, blocks[i]).generation + 1};
+        block_write(a, blocks[i], &h);
+    }
+    atomic_thread_fence(memory_order_release);
+}
+
+void km_arena_slots_writing(struct km_arena *a, const uint32_t *slots, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        slot_write(a, slots[i], KV_WRITING, 0);
+}
+
+void km_arena_slots_free(struct km_arena *a, const uint32_t *slots, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        slot_write(a, slots[i], KV_FREE, 1);
+}
+
+/* --- recovery */
+
+/* Whether the file is an arena that serves these options; the reason if not. */
+static enum err arena_fits(int fd, uint64_t file_bytes, const struct km_arena_options *o,
+                           uint64_t arena_bytes, struct kv_layout *ret_layout,
+                           struct err_detail *detail)
+{
+    struct kv_superblock s;
+    if (file_bytes < KV_SUPERBLOCK_BYTES)
+        return err_set(detail, ERR_CORRUPT, "it has %" PRIu64 " bytes, no superblock", file_bytes);
+    if (km_arena_file_read(fd, 0, &s, sizeof(s)) != ERR_OK)
+        return err_set(detail, ERR_IO, "its superblock cannot be read");
+    struct kv_layout found, planned;
+    TRY(kv_superblock_check(&s, file_bytes, &found, detail));
+    if (found.slot_count < o->slot_count)
+        return err_set(detail, ERR_UNSUPPORTED, "it has %u state slots, %u are needed",
+                       found.slot_count, o->slot_count);
+    TRY(kv_layout_plan(&o->geometry, arena_bytes, found.slot_count, &planned, detail));
+    if (memcmp(&planned.layout_fp, &s.layout_fp, sizeof(s.layout_fp)) != 0)
+        return err_set(detail, ERR_UNSUPPORTED, "it has another layout_fp");
+    if (memcmp(&o->model_fp, &s.model_fp, sizeof(s.model_fp)) != 0)
+        return err_set(detail, ERR_UNSUPPORTED, "it belongs to another model (model_fp)");
+    if (planned.block_count != found.block_count || planned.arena_bytes != found.arena_bytes ||
+        planned.arena_bytes != file_bytes || planned.blocks_at != found.blocks_at)
+        return err_set(detail, ERR_UNSUPPORTED,
+                       "it has %u blocks in %" PRIu64 " bytes, arena_bytes gives %u in %" PRIu64,
+                       found.block_count, file_bytes, planned.block_count, planned.arena_bytes);
+    *ret_layout = planned;
+    return ERR_OK;
+}
+
+/* Reads headers through the descriptor, not the mapping: a page of a hole stays a hole. */
+static enum err arena_free_all(struct km_arena *a, struct km_arena_report *report)
+{
+    uint8_t buffer[SCAN_HEADERS * KV_HEADER_BYTES];
+    for (uint32_t at = 0; at < a->layout.block_count; at += SCAN_HEADERS) {
+        uint32_t count = a->layout.block_count - at;
+        count = count < SCAN_HEADERS ? count : SCAN_HEADERS;
+        TRY(km_arena_file_read(a->fd, a->layout.block_headers_at + (uint64_t)at * KV_HEADER_BYTES,
+                               buffer, (size_t)count * KV_HEADER_BYTES));
+        for (uint32_t i = 0; i < count; i++) {
+            struct kv_block_header h;
+            memcpy(&h, buffer + (size_t)i * KV_HEADER_BYTES, sizeof(h));
+            bool sound = kv_block_header_check(&h) == ERR_OK;
+            if (km_arena_header_unused(&h) || (sound && h.state == KV_FREE))
+                continue;
+            uint32_t block = at + i;
+            *(sound ? &report->blocks_freed : &report->headers_broken) += 1;
+            km_arena_blocks_free(a, &block, 1);
+        }
+    }
+    for (uint32_t slot = 0; slot < a->layout.slot_count; slot++) {
+        struct kv_slot_header h = *slot_header(a, slot);
+        bool sound = kv_slot_header_check(&h) == ERR_OK;
+        if (km_arena_header_unused(&h) || (sound && h.state == KV_FREE && h.kind == KV_SLOT_LIVE))
+            continue;
+        if (!sound)
+            report->headers_broken++;
+        km_arena_slots_free(a, &slot, 1);
+    }
+    return ERR_OK;
+}
+
+static struct kv_superblock superblock_of(const struct km_arena_options *o,
+                                          const struct kv_layout *l)
+{
+    struct kv_superblock s;
+    memset(&s, 0, sizeof(s));
+    s.magic = KV_MAGIC;
+    s.version = KV_LAYOUT_VERSION;
+    s.layout_fp = l->layout_fp;
+    s.model_fp = o->model_fp;
+    s.epoch = o->epoch;
+    s.incarnation = o->incarnation;
+    s.arena_bytes = l->arena_bytes;
+    s.block_count = l->block_count;
+    s.slot_count = l->slot_count;
+    s.dsa_layers = l->geometry.dsa_layers;
+    s.latent_dim = l->geometry.latent_dim;
+    s.index_dim = l->geometry.index_dim;
+    s.index_kpool = l->geometry.index_kpool;
+    s.block_tokens = l->geometry.block_tokens;
+    s.kv_dtype = l->geometry.kv_dtype;
+    s.index_dtype = l->geometry.index_dtype;
+    s.rank = l->geometry.rank;
+    s.ranks = l->geometry.ranks;
+    s.interleave = l->geometry.interleave;
+    s.state_bytes = l->geometry.state_bytes;
+    kv_superblock_seal(&s);
+    return s;
+}
+
+static enum err arena_map(struct km_arena *a, struct err_detail *detail)
+{
+    a->map_bytes = (size_t)a->layout.blocks_at;
+    CHECK(a->map_bytes >= KV_SUPERBLOCK_BYTES && a->map_bytes <= a->layout.arena_bytes);
+    a->map = mmap(NULL, a->map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
+    if (a->map == MAP_FAILED) {
+        a->map = NULL;
+        return err_set(detail, ERR_IO, "mapping %zu bytes of headers: %s", a->map_bytes,
+                       strerror(errno));
+    }
+    return ERR_OK;
+}
+
+/* Takes over fd and gives the file the new epoch.  On failure fd is still the caller's. */
+static enum err arena_adopt(struct km_arena *a, const struct km_arena_options *o,
+                            struct km_arena_report *report, struct err_detail *detail)
+{
+    TRY(arena_map(a, detail));
+    if (arena_free_all(a, report) != ERR_OK)
+        return err_set(detail, ERR_IO, "its headers cannot be read");
+    struct kv_superblock s = superblock_of(o, &a->layout);
+    memcpy(a->map, &s, sizeof(s));
+    report->adopted = true;
+    return ERR_OK;
+}
+
+static enum err arena_create(struct km_arena *a, const struct km_arena_options *o,
+                             struct err_detail *detail)
+{
+    char temp[KM_ARENA_PATH_BYTES + 8];
+    TRY(km_arena_file_make(o->path, a->layout.arena_bytes, temp, sizeof(temp), &a->fd, detail));
+    struct kv_superblock s = superblock_of(o, &a->layout);
+    enum err e = km_arena_file_write(a->fd, 0, &s, sizeof(s));
+    if (e != ERR_OK)
+        e = err_set(detail, e, "%s: the superblock cannot be written", o->path);
+    if (e == ERR_OK)
+        e = arena_map(a, detail);
+    if (e == ERR_OK && rename(temp, o->path) != 0)
+        e = err_set(detail, ERR_IO, "%s: %s", o->path, strerror(errno));
+    if (e != ERR_OK)
+        unlink(temp);
+    return e;
+}
+
+static void arena_drop(struct km_arena *a)
+{
+    if (a->map)
+        munmap(a->map, a->map_bytes);
+    if (a->fd >= 0)
+        close(a->fd);
+    a->map = NULL;
+    a->fd = -1;
+}
+
+/* ERR_OK: adopted.  ERR_NOT_FOUND: make a new one (report->replaced tells if something is there).
+ * Anything else: refused. */
+static enum err arena_try_existing(struct km_arena *a, const struct km_arena_options *o,
+                                   uint64_t arena_bytes, struct km_arena_report *report,
+                                   struct err_detail *detail)
+{
+    struct err_detail why = {{0}};
+    uint64_t file_bytes = 0;
+    enum err e = km_arena_file_open(o->path, true, &a->fd, &file_bytes, &why);
+    if (e == ERR_NOT_FOUND)
+        return e;
+    if (e != ERR_OK && e != ERR_CORRUPT)
+        return err_set(detail, e, "arena_path: %s", why.text);
+    if (e == ERR_OK)
+        e = arena_fits(a->fd, file_bytes, o, arena_bytes, &a->layout, &why);
+    if (e == ERR_OK)
+        e = arena_adopt(a, o, report, &why);
+    if (e == ERR_OK)
+        return e;
+    arena_drop(a);
+    report->replaced = true;
+    snprintf(report->reason, sizeof(report->reason), "%s", why.text);
+    return ERR_NOT_FOUND;
+}
+
+enum err km_arena_open(const struct km_arena_options *o, struct km_arena **ret_arena,
+                       struct km_arena_report *ret_report, struct err_detail *detail)
+{
+    CHECK(o->epoch > 0 && o->slot_count > 0);
+    uint64_t arena_bytes = o->arena_bytes;
+    uint64_t system_bytes = km_arena_file_system_bytes(o->path);
+    if (system_bytes > 0 && arena_bytes > system_bytes)
+        arena_bytes = system_bytes / 8 * 7;
+    /* Planned before anything at the path is touched: a bad geometry changes no file. */
+    struct kv_layout layout;
+    TRY(kv_layout_plan(&o->geometry, arena_bytes, o->slot_count, &layout, detail));
+
+    struct km_arena_report report = {0};
+    struct km_arena *a = mem_take(sizeof(*a));
+    a->magic = KM_ARENA_MAGIC;
+    a->epoch = o->epoch;
+    a->fd = -1;
+    enum err e = arena_try_existing(a, o, arena_bytes, &report, detail);
+    if (e == ERR_NOT_FOUND) {
+        a->layout = layout;
+        e = arena_create(a, o, detail);
+    }
+    if (e != ERR_OK) {
+        arena_drop(a);
+        mem_give(a);
+        return e;
+    }
+    CHECK(a->layout.slot_count >= o->slot_count);
+    *ret_report = report;
+    *ret_arena = a;
+    return ERR_OK;
+}
+
+void km_arena_close(struct km_arena **arena_p)
+{
+    struct km_arena *a = *arena_p;
+    if (!a)
+        return;
+    CHECK_OBJ(a, KM_ARENA_MAGIC);
+    arena_drop(a);
+    a->magic = 0;
+    mem_give(a);
+    *arena_p = NULL;
+}
+
+const struct kv_layout *km_arena_layout(const struct km_arena *a)
+{
+    CHECK_OBJ(a, KM_ARENA_MAGIC);
+    return &a->layout;
+}
+
+uint64_t km_arena_headers_repaired(const struct km_arena *a)
+{
+    CHECK_OBJ(a, KM_ARENA_MAGIC);
+    return a->headers_repaired;
+}
+
+enum err km_arena_default_path(const char *cluster, const char *run_dir,
+                               char ret_path[KM_ARENA_PATH_BYTES], struct err_detail *detail)
+{
+    char *absolute = realpath(run_dir, NULL);
+    if (!absolute)
+        return err_set(detail, ERR_IO, "run_dir: %s: %s", run_dir, strerror(errno));
+    struct hash128 hash = hash_xxh3_once(absolute, strlen(absolute));
+    free(absolute);
+    char hex[33], name[65];
+    hex_encode(&hash, sizeof(hash), hex);
+    snprintf(name, sizeof(name), "%s", cluster);
+    for (char *c = name; *c; c++) { /* a cluster's name is no path */
+        if (!isalnum((unsigned char)*c) && *c != '-' && *c != '_' && *c != '.')
+            *c = '_';
+    }
+    snprintf(ret_path, KM_ARENA_PATH_BYTES, "/dev/shm/tandem-%s-%.16s.kv", name, hex);
+    return ERR_OK;
+}

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvmgr/km_arena.h - the named shared-memory arena: its file, superblock and headers.
+ *
+ * Owned by kvmgr's loop thread, the only writer of superblock and headers.  Maps those alone; data
+ * pages belong to the worker and are never touched here, so a sparse file stays sparse.  Does file
+ * I/O; one arena at a time holds a lock on its file.
+ *
+ * A header of 64 zero bytes is a block that was never used.  The generation in a header counts how
+ * often the block was given up.  An existing file is never shortened or overwritten in place when
+ * it does not fit: a new one is made beside it and renamed over it, so that a process that still
+ * maps the old one keeps its pages. */
+#ifndef KVMGR_KM_ARENA_H
+#define KVMGR_KM_ARENA_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "lib/base/err.h"
+#include "lib/base/hash.h"
+#include "proto/kv_layout.h"
+
+#define KM_ARENA_PATH_BYTES 512u
+
+struct km_arena;
+
+struct km_arena_options {
+    const char *path;     /* borrowed for the call */
+    uint64_t arena_bytes; /* lowered to 7/8 of the file system if it is smaller */
+    struct kv_geometry geometry;
+    struct hash128 model_fp;
+    uint32_t slot_count; /* at least */
+    uint32_t epoch;
+    uint64_t incarnation;
+};
+
+struct km_arena_report { /* what opening found and did */
+    bool adopted;
+    bool replaced;                 /* a file was there and did not do */
+    char reason[ERR_DETAIL_BYTES]; /* why it was replaced */
+    uint32_t blocks_freed;         /* adopted: WRITING or COMMITTED before */
+    uint32_t headers_broken;       /* adopted: CRC or state was wrong */
+};
+
+/* Adopts the file at path, or makes it.  Every block and slot is then FREE.  A good file of the
+ * same layout and model, with enough slots, is adopted under the new epoch; a bad or foreign one is
+ * replaced.  Refused, and left alone: a symbolic link, a directory or other special file, another
+ * owner's file (ERR_UNSUPPORTED), one in use (ERR_BUSY), an arena too small for the geometry
+ * (ERR_NOMEM, with the numbers), an impossible geometry (ERR_INVALID). */
+MUST_USE enum err km_arena_open(const struct km_arena_options *options, struct km_arena **ret_arena,
+                                struct km_arena_report *ret_report, struct err_detail *detail);
+void km_arena_close(struct km_arena **arena_p); /* the file stays */
+const struct kv_layout *km_arena_layout(const struct km_arena *a);
+uint64_t km_arena_headers_repaired(const struct km_arena *a);
+
+/* State changes, each sealed with our epoch and CRC.  Indices are CHECKed. */
+void km_arena_blocks_writing(struct km_arena *a, const uint32_t *blocks, uint32_t count);
+void km_arena_blocks_commit(struct km_arena *a, const uint32_t *blocks, uint32_t count,
+                            uint32_t first_position, const struct hash128 *parent,
+                            const struct hash128 *hashes);
+void km_arena_blocks_free(struct km_arena *a, const uint32_t *blocks, uint32_t count);
+void km_arena_slots_writing(struct km_arena *a, const uint32_t *slots, uint32_t count);
+void km_arena_slots_free(struct km_arena *a, const uint32_t *slots, uint32_t count);
+
+/* /dev/shm/tandem-<cluster>-<16 hex of the hash of run_dir's absolute path>.kv */
+MUST_USE enum err km_arena_default_path(const char *cluster, const char *run_dir,
+                                        char ret_path[KM_ARENA_PATH_BYTES],
+                                        struct err_detail *detail);
+
+#endif

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kvmgr/km_arena_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "lib/base/check.h"
+
+static const char *kind_of(mode_t mode)
+{
+    if (S_ISDIR(mode))
+        return "a directory";
+    if (S_ISFIFO(mode))
+        return "a pipe";
+    if (S_ISSOCK(mode))
+        return "a socket";
+    return "a device";
+}
+
+static enum err file_check(int fd, const char *path, bool lock, uint64_t *ret_bytes,
+                           struct err_detail *detail)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0)
+        return err_set(detail, ERR_IO, "%s: %s", path, strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        return err_set(detail, ERR_UNSUPPORTED, "%s is %s", path, kind_of(st.st_mode));
+    if (st.st_uid != geteuid())
+        return err_set(detail, ERR_UNSUPPORTED, "%s belongs to user %u, not to us (%u)", path,
+                       (unsigned)st.st_uid, (unsigned)geteuid());
+    if (lock && flock(fd, LOCK_EX | LOCK_NB) != 0)
+        return err_set(detail, ERR_BUSY, "%s is in use by another process", path);
+    if ((st.st_mode & 07777) != 0600)
+        return err_set(detail, ERR_CORRUPT, "its mode was %04o, not 0600",
+                       (unsigned)(st.st_mode & 07777));
+    if (st.st_nlink != 1)
+        return err_set(detail, ERR_CORRUPT, "it has %u names", (unsigned)st.st_nlink);
+    *ret_bytes = (uint64_t)st.st_size;
+    return ERR_OK;
+}
+
+enum err km_arena_file_open(const char *path, bool write, int *ret_fd, uint64_t *ret_bytes,
+                            struct err_detail *detail)
+{
+    CHECK(path[0] != '\0');
+    int fd = open(path, (write ? O_RDWR : O_RDONLY) | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        if (errno == ENOENT)
+            return err_set(detail, ERR_NOT_FOUND, "%s: not there", path);
+        if (errno == ELOOP)
+            return err_set(detail, ERR_UNSUPPORTED, "%s is a symbolic link", path);
+        if (errno == EISDIR)
+            return err_set(detail, ERR_UNSUPPORTED, "%s is a directory", path);
+        if (errno == ENXIO)
+            return err_set(detail, ERR_UNSUPPORTED, "%s is a socket or device", path);
+        struct stat st;
+        /* Our own file without our right to write it: not one that we made. */
+        if (errno == EACCES && lstat(path, &st) == 0 && S_ISREG(st.st_mode) &&
+            st.st_uid == geteuid())
+            return err_set(detail, ERR_CORRUPT, "its mode was %04o, not 0600",
+                           (unsigned)(st.st_mode & 07777));
+        return err_set(detail, ERR_IO, "%s: %s", path, strerror(errno));
+    }
+    enum err e = file_check(fd, path, write, ret_bytes, detail);
+    if (e != ERR_OK) {
+        close(fd);
+        return e;
+    }
+    *ret_fd = fd;
+    return ERR_OK;
+}
+
+enum err km_arena_file_make(const char *path, uint64_t bytes, char *ret_temp, size_t temp_bytes,
+                            int *ret_fd, struct err_detail *detail)
+{
+    CHECK(bytes > 0 && bytes <= INT64_MAX);
+    int written = snprintf(ret_temp, temp_bytes, "%s.new", path);
+    if (written < 0 || (size_t)written >= temp_bytes)
+        return err_set(detail, ERR_TOO_LARGE, "arena_path is too long");
+    if (unlink(ret_temp) != 0 && errno != ENOENT) /* of a kvmgr that was killed here */
+        return err_set(detail, ERR_IO, "%s: %s", ret_temp, strerror(errno));
+    int fd = open(ret_temp, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return err_set(detail, ERR_IO, "%s: %s", ret_temp, strerror(errno));
+    if (fchmod(fd, 0600) != 0 || flock(fd, LOCK_EX | LOCK_NB) != 0 ||
+        ftruncate(fd, (off_t)bytes) != 0) {
+        enum err e = err_set(detail, ERR_IO, "%s: %s", ret_temp, strerror(errno));
+        close(fd);
+        unlink(ret_temp);
+        return e;
+    }
+    *ret_fd = fd;
+    return ERR_OK;
+}
+
+enum err km_arena_file_read(int fd, uint64_t at, void *ret_bytes, size_t count)
+{
+    uint8_t *to = ret_bytes;
+    while (count > 0) {
+        ssize_t got = pread(fd, to, count, (off_t)at);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return ERR_IO;
+        to += got;
+        at += (uint64_t)got;
+        count -= (size_t)got;
+    }
+    return ERR_OK;
+}
+
+enum err km_arena_file_write(int fd, uint64_t at, const void *bytes, size_t count)
+{
+    const uint8_t *from = bytes;
+    while (count > 0) {
+        ssize_t put = pwrite(fd, from, count, (off_t)at);
+        if (put < 0 && errno == EINTR)
+            continue;
+        if (put <= 0)
+            return ERR_IO;
+        from += put;
+        at += (uint64_t)put;
+        count -= (size_t)put;
+    }
+    return ERR_OK;
+}
+
+uint64_t km_arena_file_system_bytes(const char *path)
+{
+    char folder[1024];
+    int written = snprintf(folder, sizeof(folder), "%s", path);
+    if (written < 0 || (size_t)written >= sizeof(folder))
+        return 0;
+    char *slash = strrchr(folder, '/');
+    if (!slash)
+        snprintf(folder, sizeof(folder), ".");
+    else
+        slash[slash == folder ? 1 : 0] = '\0';
+    struct statvfs fs;
+    if (statvfs(folder, &fs) != 0)
+        return 0;
+    return (uint64_t)fs.f_blocks * fs.f_frsize;
+}
+
+bool km_arena_header_unused(const void *header)
+{
+    static const uint8_t zeros[KV_HEADER_BYTES];
+    return memcmp(header, zeros, sizeof(zeros)) == 0;
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvmgr/km_arena_file.h - opening, locking, making and reading the arena's file (I/O, loop thread).
+ *
+ * What lies at a path is hostile until its superblock is checked. */
+#ifndef KVMGR_KM_ARENA_FILE_H
+#define KVMGR_KM_ARENA_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lib/base/err.h"
+#include "proto/kv_layout.h"
+
+/* O_NOFOLLOW, regular file, our own, mode 0600, one link; locked for writing.  ERR_NOT_FOUND: nothing there.
+ * ERR_CORRUPT: a regular file of ours that is not to be trusted (mode, links): may be replaced. */
+MUST_USE enum err km_arena_file_open(const char *path, bool write, int *ret_fd, uint64_t *ret_bytes,
+                                     struct err_detail *detail);
+/* A new sparse file of that size, locked, under a temporary name beside path. */
+MUST_USE enum err km_arena_file_make(const char *path, uint64_t bytes, char *ret_temp,
+                                     size_t temp_bytes, int *ret_fd, struct err_detail *detail);
+/* Reads all of [at, at + count) or fails. */
+MUST_USE enum err km_arena_file_read(int fd, uint64_t at, void *ret_bytes, size_t count);
+MUST_USE enum err km_arena_file_write(int fd, uint64_t at, const void *bytes, size_t count);
+/* Size of the file system below path's folder, 0 if unknown. */
+uint64_t km_arena_file_system_bytes(const char *path);
+
+bool km_arena_header_unused(const void *header); /* 64 zero bytes */
+
+#endif

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvmgr/km_audit.h - reads an arena file and tells what is in it (I/O, no loop; changes nothing).
+ *
+ * For `tandem-kvmgr --audit`; takes no lock, so it may run beside a kvmgr. */
+#ifndef KVMGR_KM_AUDIT_H
+#define KVMGR_KM_AUDIT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "lib/base/err.h"
+#include "proto/kv_layout.h"
+
+struct km_audit {
+    struct kv_superblock superblock;
+    uint64_t blocks_unused, blocks_by_state[3]; /* by enum kv_block_state */
+    uint64_t slots_unused, slots_by_state[3];
+    uint64_t headers_broken; /* CRC or state does not hold */
+    uint64_t epochs_ahead;   /* headers of a later epoch than the file's */
+};
+
+/* ERR_OK even with broken headers; anything else: no arena there, or none to be trusted. */
+MUST_USE enum err km_audit_read(const char *path, struct km_audit *ret_audit,
+                                struct err_detail *detail);
+bool km_audit_sound(const struct km_audit *audit);
+void km_audit_print(FILE *out, const char *path, const struct km_audit *audit);
+
+/* The epoch in the superblock of the file at path; 0 if there is no sound one. */
+uint32_t km_audit_epoch(const char *path);
+
+#endif

@@ -1,0 +1,428 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kvmgr/km_core.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kvmgr/km_core_state.h"
+#include "lib/base/check.h"
+#include "lib/base/mem.h"
+#include "lib/base/str.h"
+
+#define SILENCE_US 5000000u
+#define UNNAMED_US 2000000u
+
+/* Worst step: a ping that frees and is answered, with every reclaim and a trace beside it. */
+STATIC_CHECK(KM_RECLAIMS_MAX + KM_WORKERS_MAX + 8 <= KM_ACTIONS_MAX);
+
+struct km_core *km_core_create(const struct km_core_options *options)
+{
+    CHECK(options->epoch > 0);
+    CHECK(options->block_tokens > 0);
+    struct km_core *core = mem_take(sizeof(*core));
+    core->magic = KM_CORE_MAGIC;
+    core->options = *options;
+    if (core->options.silence_us_max == 0)
+        core->options.silence_us_max = SILENCE_US;
+    if (core->options.unnamed_us_max == 0)
+        core->options.unnamed_us_max = UNNAMED_US;
+    return core;
+}
+
+void km_core_destroy(struct km_core **core_p)
+{
+    struct km_core *core = *core_p;
+    if (!core)
+        return;
+    CHECK_OBJ(core, KM_CORE_MAGIC);
+    km_pool_destroy(&core->pool);
+    core->magic = 0;
+    mem_give(core);
+    *core_p = NULL;
+}
+
+struct km_action *core_act(struct km_core *core, struct km_actions *actions,
+                           enum km_action_type type)
+{
+    CHECK_OBJ(core, KM_CORE_MAGIC);
+    CHECK(actions->count < KM_ACTIONS_MAX);
+    struct km_action *action = &actions->list[actions->count++];
+    memset(action, 0, sizeof(*action));
+    action->type = type;
+    return action;
+}
+
+struct msg *core_reply(struct km_core *core, struct km_actions *actions, const struct km_peer *peer,
+                       enum msg_type type, const struct msg *asked)
+{
+    struct km_action *action = core_act(core, actions, KM_ACTION_SEND);
+    action->u.send.peer = *peer;
+    action->u.send.msg.type = type;
+    action->u.send.msg.epoch = core->options.epoch;
+    if (asked)
+        action->u.send.msg.id = asked->id;
+    return &action->u.send.msg;
+}
+
+void core_trace(struct km_core *core, struct km_actions *actions, const char *what,
+                uint32_t worker_id, uint32_t leases, const char *text)
+{
+    struct km_action *action = core_act(core, actions, KM_ACTION_TRACE);
+    action->u.trace.what = what;
+    action->u.trace.worker_id = worker_id;
+    action->u.trace.leases = leases;
+    action->u.trace.text = text;
+}
+
+/* All frees of a step go into one action for blocks and one for slots.  They come before anything
+ * is taken: a block may be freed and taken again in one step, and its header must end as taken. */
+void core_free_lease(struct km_core *core, struct km_actions *actions, struct km_lease *lease)
+{
+    CHECK(core->pool != NULL);
+    CHECK(!core->taking);
+    if (!core->free_blocks) {
+        core->free_blocks = core_act(core, actions, KM_ACTION_BLOCKS);
+        core->free_blocks->u.blocks.state = KM_FREE;
+        core->free_blocks->u.blocks.blocks = core->scratch.freed;
+        core->free_slots = core_act(core, actions, KM_ACTION_SLOTS);
+        core->free_slots->u.slots.state = KM_FREE;
+        core->free_slots->u.slots.slots = core->scratch.slots;
+    }
+    uint32_t *blocks_freed = &core->free_blocks->u.blocks.count;
+    uint32_t *slots_freed = &core->free_slots->u.slots.count;
+    core->scratch.slots[(*slots_freed)++] = lease->state_slot;
+    *blocks_freed += km_pool_release(core->pool, lease, core->scratch.freed + *blocks_freed);
+    CHECK(*blocks_freed <= core->arena.block_count);
+}
+
+struct km_worker *core_worker(struct km_core *core, const struct km_peer *peer)
+{
+    CHECK(peer->count <= KM_PEER_BYTES_MAX);
+    for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
+        struct km_worker *w = &core->workers[i];
+        if (w->used && w->peer.count == peer->count &&
+            memcmp(w->peer.bytes, peer->bytes, peer->count) == 0)
+            return w;
+    }
+    return NULL;
+}
+
+static uint32_t core_free_worker_leases(struct km_core *core, struct km_actions *actions,
+                                        const struct km_worker *w)
+{
+    uint32_t owner = (uint32_t)(w - core->workers), freed = 0;
+    CHECK(owner < KM_WORKERS_MAX);
+    if (!core->pool)
+        return 0;
+    uint32_t slots = km_pool_counts(core->pool).slots_total;
+    for (uint32_t i = 0; i < slots; i++) {
+        struct km_lease *lease = km_pool_lease_at(core->pool, i);
+        if (lease && lease->owner == owner) {
+            core_free_lease(core, actions, lease);
+            freed++;
+        }
+    }
+    core->stats.leases_expired += freed;
+    return freed;
+}
+
+static void core_forget_worker(struct km_core *core, struct km_actions *actions,
+                               struct km_worker *w)
+{
+    CHECK(w->used && core->stats.workers > 0);
+    (void)core_free_worker_leases(core, actions, w);
+    *w = (struct km_worker){0};
+    core->stats.workers--;
+}
+
+/* Puts what differs into the text; false if an arena of the first serves the second. */
+static bool geometry_differs(const struct km_arena_wanted *have, const struct km_arena_wanted *want,
+                             char *text, size_t text_bytes)
+{
+    const struct {
+        const char *name;
+        uint64_t have, want;
+    } fields[] = {
+        {"dsa_layers", have->dsa_layers, want->dsa_layers},
+        {"latent_dim", have->latent_dim, want->latent_dim},
+        {"index_dim", have->index_dim, want->index_dim},
+        {"index_kpool", have->index_kpool, want->index_kpool},
+        {"state_bytes", have->state_bytes, want->state_bytes},
+        {"rank", have->rank, want->rank},
+        {"ranks", have->ranks, want->ranks},
+    };
+    for (uint32_t i = 0; i < ARRAY_COUNT(fields); i++) {
+        if (fields[i].have != fields[i].want) {
+            snprintf(text, text_bytes, "%s is %" PRIu64 " in the arena, %" PRIu64 " wanted",
+                     fields[i].name, fields[i].have, fields[i].want);
+            return true;
+        }
+    }
+    if (memcmp(&have->model_fp, &want->model_fp, sizeof(have->model_fp)) != 0) {
+        snprintf(text, text_bytes, "model_fp differs");
+        return true;
+    }
+    return false;
+}
+
+static void attach_refuse(struct km_core *core, struct km_actions *actions,
+                          const struct km_peer *peer, const struct msg *asked, enum err code)
+{
+    CHECK(code != ERR_OK);
+    core->stats.attaches_refused++;
+    struct msg *reply = core_reply(core, actions, peer, MSG_KV_ATTACH_REPLY, asked);
+    struct msg_kv_attach_reply *r = &reply->u.kv_attach_reply;
+    r->code = code;
+    r->text = core->text;
+    r->arena_path = "";
+    r->incarnation = core->options.incarnation;
+    r->epoch = core->options.epoch;
+    r->block_tokens = core->options.block_tokens;
+    r->kv_dtype = core->options.kv_dtype;
+    r->index_dtype = core->options.index_dtype;
+    core_trace(core, actions, "attach refused", 0, 0, core->text);
+}
+
+/* The arena fits: registers the worker and answers. */
+static void attach_accept(struct km_core *core, struct km_actions *actions,
+                          const struct km_peer *peer, const struct msg_kv_attach *attach,
+                          const struct msg *asked)
+{
+    CHECK(core->pool != NULL);
+    struct km_worker *w = core_worker(core, peer);
+    bool fresh = !w || w->incarnation != attach->incarnation;
+    uint32_t freed = 0;
+    if (w && fresh)
+        freed = core_free_worker_leases(core, actions, w);
+    for (uint32_t i = 0; !w && i < KM_WORKERS_MAX; i++) {
+        if (!core->workers[i].used) {
+            w = &core->workers[i];
+            core->stats.workers++;
+        }
+    }
+    if (!w) {
+        snprintf(core->text, sizeof(core->text), "%u workers are attached, no more fit",
+                 KM_WORKERS_MAX);
+        attach_refuse(core, actions, peer, asked, ERR_BUSY);
+        return;
+    }
+    *w = (struct km_worker){.used = true,
+                            .peer = *peer,
+                            .worker_id = attach->worker_id,
+                            .incarnation = attach->incarnation,
+                            .heard_us = core->now_us};
+    core->stats.attaches++;
+    struct msg *reply = core_reply(core, actions, peer, MSG_KV_ATTACH_REPLY, asked);
+    reply->u.kv_attach_reply = (struct msg_kv_attach_reply){
+        .code = ERR_OK,
+        .text = "",
+        .arena_path = core->arena_path,
+        .incarnation = core->options.incarnation,
+        .epoch = core->options.epoch,
+        .arena_bytes = core->arena.arena_bytes,
+        .layout_fp = core->arena.layout_fp,
+        .block_tokens = core->options.block_tokens,
+        .block_count = core->arena.block_count,
+        .slot_count = core->arena.slot_count,
+        .kv_dtype = core->options.kv_dtype,
+        .index_dtype = core->options.index_dtype,
+    };
+    if (fresh)
+        core_trace(core, actions, "worker attached", attach->worker_id, freed, "");
+}
+
+static const struct km_worker *other_worker(const struct km_core *core, const struct km_worker *w)
+{
+    for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
+        if (core->workers[i].used && &core->workers[i] != w)
+            return &core->workers[i];
+    }
+    return NULL;
+}
+
+static void core_attach(struct km_core *core, struct km_actions *actions,
+                        const struct km_event *event)
+{
+    const struct msg *m = event->u.msg.msg;
+    const struct msg_kv_attach *attach = &m->u.kv_attach;
+    const struct km_peer *peer = &event->u.msg.peer;
+    if (attach->seqs_max == 0 || attach->seqs_max > KM_SEQS_MAX) {
+        snprintf(core->text, sizeof(core->text), "seqs_max: %u is not in 1..%u", attach->seqs_max,
+                 KM_SEQS_MAX);
+        attach_refuse(core, actions, peer, m, ERR_INVALID);
+        return;
+    }
+    if (attach->rank != 0 || attach->ranks != 1) {
+        snprintf(core->text, sizeof(core->text),
+                 "rank %u of %u: the arena is laid out for one rank", attach->rank, attach->ranks);
+        attach_refuse(core, actions, peer, m, ERR_UNSUPPORTED);
+        return;
+    }
+    struct km_arena_wanted want = {
+        .dsa_layers = attach->dsa_layers,
+        .latent_dim = attach->latent_dim,
+        .index_dim = attach->index_dim,
+        .index_kpool = attach->index_kpool,
+        .rank = attach->rank,
+        .ranks = attach->ranks,
+        .state_bytes = attach->state_bytes,
+        .model_fp = attach->model_fp,
+        .slot_count = attach->seqs_max + core->options.slots_spare,
+    };
+    struct km_worker *w = core_worker(core, peer);
+    const struct km_worker *other = other_worker(core, w);
+    char difference[128];
+    if (core->pool) {
+        bool differs = geometry_differs(&core->geometry, &want, difference, sizeof(difference));
+        if (differs && other) {
+            snprintf(core->text, sizeof(core->text),
+                     "worker-%u uses the arena and this one differs: %s", other->worker_id,
+                     difference);
+            attach_refuse(core, actions, peer, m, ERR_INVALID);
+            return;
+        }
+        if (!differs && (other || want.slot_count <= core->arena.slot_count)) {
+            attach_accept(core, actions, peer, attach, m);
+            return;
+        }
+    }
+    if (w)
+        core_forget_worker(core, actions, w);
+    core->geometry = want;
+    core->pending = true;
+    core->pending_peer = *peer;
+    core->pending_attach = *attach;
+    core_act(core, actions, KM_ACTION_ARENA_OPEN)->u.arena = want;
+}
+
+static void core_arena(struct km_core *core, struct km_actions *actions,
+                       const struct km_event *event)
+{
+    const struct km_arena_result *result = &event->u.arena;
+    CHECK(core->pending);
+    CHECK(core->pool == NULL || km_core_leases(core) == 0);
+    core->pending = false;
+    km_pool_destroy(&core->pool);
+    core->arena = (struct km_arena_result){0};
+    enum err e = result->code;
+    if (e == ERR_OK) {
+        CHECK(result->slot_count >= core->geometry.slot_count);
+        struct km_pool_options options = {result->block_count, result->slot_count,
+                                          core->options.epoch};
+        e = km_pool_create(&options, &core->pool);
+        if (e != ERR_OK)
+            snprintf(core->text, sizeof(core->text), "no memory for the index of %u blocks",
+                     result->block_count);
+    } else {
+        snprintf(core->text, sizeof(core->text), "%s", result->text);
+        core->text[utf8_valid_prefix(core->text, strlen(core->text))] = '\0';
+    }
+    if (e != ERR_OK) {
+        attach_refuse(core, actions, &core->pending_peer, NULL, e);
+        return;
+    }
+    core->scratch = km_pool_scratch(core->pool);
+    core->arena = *result;
+    snprintf(core->arena_path, sizeof(core->arena_path), "%s", result->path);
+    core->arena.path = core->arena_path;
+    core->arena.text = "";
+    attach_accept(core, actions, &core->pending_peer, &core->pending_attach, NULL);
+}
+
+static void core_tick(struct km_core *core, struct km_actions *actions)
+{
+    for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
+        struct km_worker *w = &core->workers[i];
+        if (!w->used || core->now_us - w->heard_us < core->options.silence_us_max)
+            continue;
+        uint32_t id = w->worker_id, before = km_core_leases(core);
+        core_forget_worker(core, actions, w);
+        core->stats.workers_lost++;
+        core_trace(core, actions, "worker silent", id, before - km_core_leases(core), "");
+    }
+}
+
+static void core_message(struct km_core *core, struct km_actions *actions,
+                         const struct km_event *event)
+{
+    struct km_worker *w = core_worker(core, &event->u.msg.peer);
+    if (w)
+        w->heard_us = core->now_us;
+    switch (event->u.msg.msg->type) {
+    case MSG_KV_ATTACH:
+        core_attach(core, actions, event);
+        break;
+    case MSG_KV_OPEN:
+        core_open(core, actions, event);
+        break;
+    case MSG_KV_EXTEND:
+        core_extend(core, actions, event);
+        break;
+    case MSG_KV_COMMIT:
+        core_commit(core, actions, event);
+        break;
+    case MSG_KV_SNAPSHOT:
+        core_snapshot(core, actions, event);
+        break;
+    case MSG_KV_RELEASE:
+        core_release(core, actions, event);
+        break;
+    case MSG_KV_ADOPT:
+        core_adopt(core, actions, event);
+        break;
+    case MSG_KV_PING:
+        core_ping(core, actions, event);
+        break;
+    default:
+        core->stats.refused++;
+        break;
+    }
+}
+
+void km_core_step(struct km_core *core, const struct km_event *event,
+                  struct km_actions *ret_actions)
+{
+    CHECK_OBJ(core, KM_CORE_MAGIC);
+    CHECK(event->now_us >= core->now_us);
+    CHECK(core->pending == (event->type == KM_EVENT_ARENA));
+    core->now_us = event->now_us;
+    ret_actions->count = 0;
+    core->free_blocks = core->free_slots = NULL;
+    core->taking = false;
+    switch (event->type) {
+    case KM_EVENT_MSG:
+        core_message(core, ret_actions, event);
+        break;
+    case KM_EVENT_TICK:
+        core_tick(core, ret_actions);
+        break;
+    case KM_EVENT_ARENA:
+        core_arena(core, ret_actions, event);
+        break;
+    }
+}
+
+const struct km_core_stats *km_core_stats(const struct km_core *core)
+{
+    CHECK_OBJ(core, KM_CORE_MAGIC);
+    return &core->stats;
+}
+
+struct km_pool_counts km_core_counts(const struct km_core *core)
+{
+    CHECK_OBJ(core, KM_CORE_MAGIC);
+    return core->pool ? km_pool_counts(core->pool) : (struct km_pool_counts){0};
+}
+
+uint32_t km_core_leases(const struct km_core *core)
+{
+    struct km_pool_counts counts = km_core_counts(core);
+    return counts.slots_total - counts.slots_free;
+}
+
+struct km_pool *km_core_pool(struct km_core *core)
+{
+    CHECK_OBJ(core, KM_CORE_MAGIC);
+    return core->pool;
+}

@@ -1,0 +1,468 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kvmgr/km_arena.h"
+#include "kvmgr/km_audit.h"
+#include "lib/base/rng.h"
+
+#define SLOTS 5u
+
+static char folder[64];
+static char path[128];
+
+static struct km_arena_options options_of(uint32_t epoch)
+{
+    struct km_arena_options o = {
+        .path = path,
+        .arena_bytes = 4u << 20,
+        .geometry = {.dsa_layers = 2,
+                     .latent_dim = 32,
+                     .index_dim = 16,
+                     .index_kpool = 4,
+                     .block_tokens = 64,
+                     .kv_dtype = KV_F32,
+                     .index_dtype = KV_F32,
+                     .rank = 0,
+                     .ranks = 1,
+                     .interleave = 64,
+                     .state_bytes = 5000},
+        .slot_count = SLOTS,
+        .epoch = epoch,
+        .incarnation = 0x1234567890abcdefull + epoch,
+    };
+    memset(&o.model_fp, 0x5a, sizeof(o.model_fp));
+    return o;
+}
+
+static struct km_arena *open_good(const struct km_arena_options *o, struct km_arena_report *report)
+{
+    struct km_arena *a = NULL;
+    struct err_detail detail = {{0}};
+    enum err e = km_arena_open(o, &a, report, &detail);
+    if (e != ERR_OK)
+        fail_msg("%s: %s", err_name(e), detail.text);
+    return a;
+}
+
+static enum err open_bad(const struct km_arena_options *o, struct err_detail *detail)
+{
+    struct km_arena *a = NULL;
+    struct km_arena_report report;
+    memset(detail, 0, sizeof(*detail));
+    enum err e = km_arena_open(o, &a, &report, detail);
+    assert_int_not_equal(e, ERR_OK);
+    assert_null(a);
+    assert_true(detail->text[0] != '\0');
+    return e;
+}
+
+static struct km_audit audit_now(void)
+{
+    struct km_audit audit;
+    struct err_detail detail = {{0}};
+    enum err e = km_audit_read(path, &audit, &detail);
+    if (e != ERR_OK)
+        fail_msg("%s: %s", err_name(e), detail.text);
+    return audit;
+}
+
+static void poke(uint64_t at, const void *bytes, size_t count)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, bytes, count, (off_t)at), (ssize_t)count);
+    close(fd);
+}
+
+static void flip(uint64_t at, uint8_t mask)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    uint8_t byte;
+    assert_int_equal(pread(fd, &byte, 1, (off_t)at), 1);
+    byte ^= mask;
+    assert_int_equal(pwrite(fd, &byte, 1, (off_t)at), 1);
+    close(fd);
+}
+
+/* Leaves an arena with 3 writing and 2 committed blocks and one slot in use. */
+static struct kv_layout make_used(void)
+{
+    struct km_arena_options o = options_of(1);
+    struct km_arena_report report;
+    struct km_arena *a = open_good(&o, &report);
+    struct kv_layout layout = *km_arena_layout(a);
+    uint32_t blocks[] = {0, 3, 7, 8, 100}, slot = 2;
+    struct hash128 parent = {{0}}, hashes[2];
+    memset(hashes, 0x77, sizeof(hashes));
+    km_arena_blocks_writing(a, blocks, 5);
+    km_arena_blocks_commit(a, blocks, 2, 0, &parent, hashes);
+    km_arena_slots_writing(a, &slot, 1);
+    km_arena_close(&a);
+    assert_null(a);
+    return layout;
+}
+
+static int setup(void **state)
+{
+    snprintf(folder, sizeof(folder), P_tmpdir "/tandem-arena-XXXXXX");
+    if (!mkdtemp(folder))
+        return -1;
+    snprintf(path, sizeof(path), "%s/arena.kv", folder);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    char command[160];
+    snprintf(command, sizeof(command), "rm -rf '%s'", folder);
+    return system(command);
+}
+
+static void fresh_file_is_private_and_sparse(void **state)
+{
+    struct km_arena_options o = options_of(3);
+    o.arena_bytes = 64u << 20;
+    struct km_arena_report report;
+    struct km_arena *a = open_good(&o, &report);
+    assert_false(report.adopted);
+    assert_false(report.replaced);
+    const struct kv_layout *layout = km_arena_layout(a);
+    assert_true(layout->block_count > 1000);
+    assert_int_equal(layout->slot_count, SLOTS);
+    uint32_t last = layout->block_count - 1;
+    km_arena_blocks_writing(a, &last, 1);
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 07777, 0600);
+    assert_int_equal((uint64_t)st.st_size, layout->arena_bytes);
+    assert_true((uint64_t)st.st_blocks * 512 < 256u << 10);
+    km_arena_close(&a);
+    struct km_audit audit = audit_now();
+    assert_true(km_audit_sound(&audit));
+    assert_int_equal(audit.superblock.epoch, 3);
+    assert_int_equal(audit.blocks_by_state[KV_WRITING], 1);
+    assert_int_equal(km_audit_epoch(path), 3);
+}
+
+static void states_generations_and_seals(void **state)
+{
+    struct km_arena_options o = options_of(1);
+    struct km_arena_report report;
+    struct km_arena *a = open_good(&o, &report);
+    struct kv_layout layout = *km_arena_layout(a);
+    uint32_t blocks[] = {4, 2};
+    struct hash128 parent, hashes[2];
+    memset(&parent, 9, sizeof(parent));
+    memset(hashes, 8, sizeof(hashes));
+    for (uint64_t round = 0; round < 3; round++) {
+        km_arena_blocks_writing(a, blocks, 2);
+        km_arena_blocks_commit(a, blocks, 2, 10, &parent, hashes);
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        struct kv_block_header h;
+        assert_int_equal(
+            pread(fd, &h, sizeof(h), (off_t)(layout.block_headers_at + 2 * KV_HEADER_BYTES)),
+            sizeof(h));
+        close(fd);
+        assert_int_equal(kv_block_header_check(&h), ERR_OK);
+        assert_int_equal(h.state, KV_COMMITTED);
+        assert_int_equal(h.position, 11);
+        assert_int_equal(h.epoch, 1);
+        assert_int_equal(h.generation, round);
+        assert_memory_equal(&h.parent, &hashes[0], sizeof(h.parent));
+        km_arena_blocks_free(a, blocks, 2);
+    }
+    km_arena_close(&a);
+    struct km_audit audit = audit_now();
+    assert_int_equal(audit.blocks_by_state[KV_FREE], 2);
+    assert_int_equal(audit.blocks_unused, layout.block_count - 2);
+}
+
+static void good_file_is_adopted(void **state)
+{
+    struct kv_layout layout = make_used();
+    struct km_audit audit = audit_now();
+    assert_int_equal(audit.blocks_by_state[KV_WRITING], 3);
+    assert_int_equal(audit.blocks_by_state[KV_COMMITTED], 2);
+    assert_int_equal(audit.slots_by_state[KV_WRITING], 1);
+    struct stat before, after;
+    assert_int_equal(stat(path, &before), 0);
+    struct km_arena_options o = options_of(2);
+    struct km_arena_report report;
+    struct km_arena *a = open_good(&o, &report);
+    assert_true(report.adopted);
+    assert_int_equal(report.blocks_freed, 5);
+    assert_int_equal(report.headers_broken, 0);
+    assert_int_equal(km_arena_layout(a)->block_count, layout.block_count);
+    assert_int_equal(stat(path, &after), 0);
+    assert_int_equal(before.st_ino, after.st_ino);
+    km_arena_close(&a);
+    audit = audit_now();
+    assert_true(km_audit_sound(&audit));
+    assert_int_equal(audit.superblock.epoch, 2);
+    assert_int_equal(audit.blocks_by_state[KV_FREE], 5);
+    assert_int_equal(audit.blocks_by_state[KV_WRITING] + audit.blocks_by_state[KV_COMMITTED], 0);
+    assert_int_equal(audit.slots_by_state[KV_WRITING], 0);
+}
+
+static void fewer_slots_wanted_still_adopts(void **state)
+{
+    (void)make_used();
+    struct km_arena_options o = options_of(2);
+    o.slot_count = SLOTS - 2;
+    struct km_arena_report report;
+    struct km_arena *a = open_good(&o, &report);
+    assert_true(report.adopted);
+    assert_int_equal(km_arena_layout(a)->slot_count, SLOTS);
+    km_arena_close(&a);
+}
+
+static void broken_headers_are_freed_and_counted(void **state)
+{
+    struct kv_layout layout = make_used();
+    flip(layout.block_headers_at + 3 * KV_HEADER_BYTES + 40, 0x10);
+    uint8_t junk[KV_HEADER_BYTES];
+    memset(junk, 0xee, sizeof(junk));
+    poke(layout.block_headers_at + 50 * KV_HEADER_BYTES, junk, sizeof(junk));
+    poke(layout.slot_headers_at, junk, sizeof(junk));
+    struct km_audit audit = audit_now();
+    assert_false(km_audit_sound(&audit));
+    assert_int_equal(audit.headers_broken, 3);
+    struct km_arena_options o = options_of(2);
+    struct km_arena_report report;
+    struct km_arena *a = open_good(&o, &report);
+    assert_true(report.adopted);
+    assert_int_equal(report.headers_broken, 3);
+    assert_int_equal(report.blocks_freed, 4);
+    km_arena_close(&a);
+    audit = audit_now();
+    assert_true(km_audit_sound(&audit));
+}
+
+static void expect_replaced(const struct km_arena_options *o, const char *why)
+{
+    struct km_arena_report report;
+    struct km_arena *a = open_good(o, &report);
+    assert_false(report.adopted);
+    assert_true(report.replaced);
+    if (!strstr(report.reason, why))
+        fail_msg("reason is \"%s\", not about \"%s\"", report.reason, why);
+    km_arena_close(&a);
+    struct km_audit audit = audit_now();
+    assert_true(km_audit_sound(&audit));
+    assert_int_equal(audit.blocks_by_state[KV_COMMITTED], 0);
+}
+
+static void bad_files_are_replaced(void **state)
+{
+    struct km_arena_options o = options_of(2);
+    (void)make_used();
+    flip(0, 1);
+    expect_replaced(&o, "magic");
+    (void)make_used();
+    flip(4, 2);
+    expect_replaced(&o, "version");
+    (void)make_used();
+    flip(44, 0x80);
+    expect_replaced(&o, "crc");
+    (void)make_used();
+    assert_int_equal(truncate(path, 100), 0);
+    expect_replaced(&o, "no superblock");
+    (void)make_used();
+    assert_int_equal(truncate(path, 0), 0);
+    expect_replaced(&o, "no superblock");
+    (void)make_used();
+    assert_int_equal(truncate(path, 1u << 20), 0);
+    expect_replaced(&o, "the file has");
+    (void)make_used();
+    assert_int_equal(truncate(path, 8u << 20), 0);
+    expect_replaced(&o, "blocks in");
+    (void)make_used();
+    assert_int_equal(chmod(path, 0644), 0);
+    expect_replaced(&o, "mode");
+    (void)make_used();
+    char other[160];
+    snprintf(other, sizeof(other), "%s/link", folder);
+    assert_int_equal(link(path, other), 0);
+    expect_replaced(&o, "names");
+}
+
+static void foreign_files_are_replaced(void **state)
+{
+    (void)make_used();
+    struct km_arena_options o = options_of(2);
+    o.geometry.latent_dim = 40;
+    expect_replaced(&o, "layout_fp");
+    o = options_of(3);
+    expect_replaced(&o, "layout_fp");
+    o = options_of(4);
+    o.model_fp.bytes[3] ^= 1;
+    expect_replaced(&o, "model_fp");
+    o = options_of(5);
+    o.model_fp.bytes[3] ^= 1;
+    o.arena_bytes = 6u << 20;
+    expect_replaced(&o, "arena_bytes");
+    o.slot_count = SLOTS + 1;
+    expect_replaced(&o, "slots");
+}
+
+/* The old file keeps its bytes for whoever still maps it. */
+static void replacing_leaves_the_old_inode(void **state)
+{
+    (void)make_used();
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat before, after;
+    assert_int_equal(fstat(fd, &before), 0);
+    struct km_arena_options o = options_of(2);
+    o.arena_bytes = 1u << 20;
+    expect_replaced(&o, "arena_bytes");
+    assert_int_equal(fstat(fd, &after), 0);
+    assert_int_equal(before.st_size, after.st_size);
+    struct kv_superblock s;
+    assert_int_equal(pread(fd, &s, sizeof(s), 0), sizeof(s));
+    assert_int_equal(s.epoch, 1);
+    close(fd);
+}
+
+static void what_is_no_file_is_refused(void **state)
+{
+    struct km_arena_options o = options_of(1);
+    struct err_detail detail;
+    assert_int_equal(mkdir(path, 0700), 0);
+    assert_int_equal(open_bad(&o, &detail), ERR_UNSUPPORTED);
+    assert_non_null(strstr(detail.text, "directory"));
+    assert_int_equal(rmdir(path), 0);
+
+    char target[160];
+    snprintf(target, sizeof(target), "%s/target", folder);
+    int fd = open(target, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+    assert_int_equal(write(fd, "precious", 8), 8);
+    close(fd);
+    assert_int_equal(symlink(target, path), 0);
+    assert_int_equal(open_bad(&o, &detail), ERR_UNSUPPORTED);
+    assert_non_null(strstr(detail.text, "symbolic link"));
+    struct stat st;
+    assert_int_equal(stat(target, &st), 0);
+    assert_int_equal(st.st_size, 8);
+    unlink(path);
+
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(open_bad(&o, &detail), ERR_UNSUPPORTED);
+    assert_non_null(strstr(detail.text, "pipe"));
+    unlink(path);
+
+    if (geteuid() == 0) {
+        (void)make_used();
+        assert_int_equal(chown(path, 1, 1), 0);
+        assert_int_equal(open_bad(&o, &detail), ERR_UNSUPPORTED);
+        assert_non_null(strstr(detail.text, "belongs to"));
+        unlink(path);
+    }
+    o.path = "/nonexistent-folder/arena.kv";
+    assert_int_equal(open_bad(&o, &detail), ERR_IO);
+}
+
+static void one_owner_at_a_time(void **state)
+{
+    struct km_arena_options o = options_of(1);
+    struct km_arena_report report;
+    struct err_detail detail;
+    struct km_arena *a = open_good(&o, &report);
+    assert_int_equal(open_bad(&o, &detail), ERR_BUSY);
+    assert_non_null(strstr(detail.text, "in use"));
+    km_arena_close(&a);
+    a = open_good(&o, &report);
+    assert_true(report.adopted);
+    km_arena_close(&a);
+}
+
+static void impossible_sizes_are_refused(void **state)
+{
+    struct km_arena_options o = options_of(1);
+    struct err_detail detail;
+    o.arena_bytes = 20000;
+    assert_int_equal(open_bad(&o, &detail), ERR_NOMEM);
+    assert_non_null(strstr(detail.text, "20000"));
+    o = options_of(1);
+    o.geometry.index_kpool = 5;
+    assert_int_equal(open_bad(&o, &detail), ERR_INVALID);
+    o = options_of(1);
+    o.geometry.state_bytes = UINT64_MAX;
+    assert_int_equal(open_bad(&o, &detail), ERR_INVALID);
+    struct stat st;
+    assert_int_not_equal(stat(path, &st), 0); /* nothing was made */
+}
+
+/* A good file with random bytes changed: opens, and is sound afterwards. */
+static void random_damage_is_survived(void **state)
+{
+    struct rng rng;
+    rng_init(&rng, 0x6b6d0002);
+    for (uint32_t round = 0; round < 200; round++) {
+        struct kv_layout layout = make_used();
+        uint32_t flips = 1 + rng_below(&rng, 8);
+        for (uint32_t i = 0; i < flips; i++) {
+            uint64_t bound = rng_below(&rng, 2) ? 128 : layout.blocks_at;
+            flip(rng_below(&rng, (uint32_t)bound), (uint8_t)(1u << rng_below(&rng, 8)));
+        }
+        if (rng_below(&rng, 10) == 0)
+            assert_int_equal(truncate(path, rng_below(&rng, 5u << 20)), 0);
+        struct km_arena_options o = options_of(2);
+        struct km_arena_report report;
+        struct km_arena *a = open_good(&o, &report);
+        assert_true(report.adopted || report.replaced);
+        uint32_t blocks[] = {0, 3, 7};
+        km_arena_blocks_writing(a, blocks, 3);
+        km_arena_close(&a);
+        struct km_audit audit = audit_now();
+        assert_true(km_audit_sound(&audit));
+        assert_int_equal(audit.blocks_by_state[KV_WRITING], 3);
+    }
+}
+
+static void default_paths_differ_by_run_dir(void **state)
+{
+    char a[KM_ARENA_PATH_BYTES], b[KM_ARENA_PATH_BYTES], c[KM_ARENA_PATH_BYTES], sub[160];
+    struct err_detail detail;
+    assert_int_equal(km_arena_default_path("my/clus ter", folder, a, &detail), ERR_OK);
+    assert_non_null(strstr(a, "/dev/shm/tandem-my_clus_ter-"));
+    assert_null(strchr(a + strlen("/dev/shm/"), '/'));
+    snprintf(sub, sizeof(sub), "%s/x", folder);
+    assert_int_equal(mkdir(sub, 0700), 0);
+    assert_int_equal(km_arena_default_path("my/clus ter", sub, b, &detail), ERR_OK);
+    assert_string_not_equal(a, b);
+    snprintf(sub, sizeof(sub), "%s/x/..", folder);
+    assert_int_equal(km_arena_default_path("my/clus ter", sub, c, &detail), ERR_OK);
+    assert_string_equal(a, c);
+    assert_int_equal(km_arena_default_path("t", "/nonexistent-folder", c, &detail), ERR_IO);
+}
+
+int main(void)
+{
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        CASE(fresh_file_is_private_and_sparse),
+        CASE(states_generations_and_seals),
+        CASE(good_file_is_adopted),
+        CASE(fewer_slots_wanted_still_adopts),
+        CASE(broken_headers_are_freed_and_counted),
+        CASE(bad_files_are_replaced),
+        CASE(foreign_files_are_replaced),
+        CASE(replacing_leaves_the_old_inode),
+        CASE(what_is_no_file_is_refused),
+        CASE(one_owner_at_a_time),
+        CASE(impossible_sizes_are_refused),
+        CASE(random_damage_is_survived),
+        CASE(default_paths_differ_by_run_dir),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
