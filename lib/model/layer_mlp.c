@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "lib/model/model_parts.h"
+
+#include "lib/model/weights.h"
+
+static void mlp_plain(struct model_cursor *c, const struct weights_mlp *w, uint32_t width)
+{
+    const struct model_config *config = &c->model->config;
+    struct cursor_buffers *b = &c->b;
+    cursor_linear(c, &w->gate, b->x, config->hidden, b->mlp_gate, width);
+    cursor_linear(c, &w->up, b->x, config->hidden, b->mlp_up, width);
+    RUN(c, swiglu, .gate = b->mlp_gate, .up = b->mlp_up, .y = b->mlp_gate, .rows = c->row_count,
+        .n = width, .limit = config->swiglu_limit);
+    cursor_linear(c, &w->down, b->mlp_gate, width, b->y, config->hidden);
+}
+
+static void mlp_experts(struct model_cursor *c, const struct weights_layer *w)
+{
+    const struct model_config *config = &c->model->config;
+    struct cursor_buffers *b = &c->b;
+    uint32_t top_k = config->experts_per_token, width = config->expert_width;
+    uint32_t hidden = config->hidden, pairs = c->row_count * top_k;
+
+    cursor_linear(c, &w->router, b->x, hidden, b->router, config->experts);
+    RUN(c, router, .logits = b->router, .bias = w->router_bias, .chosen = b->chosen,
+        .weights = b->chosen_weights, .rows = c->row_count, .experts = config->experts,
+        .top_k = top_k, .scale = config->routed_scale);
+    RUN(c, moe_dispatch, .chosen = b->chosen, .offsets = b->offsets, .pair_rows = b->pair_rows,
+        .pair_of = b->pair_of, .rows = c->row_count, .experts = config->experts, .top_k = top_k);
+    RUN(c, grouped_linear, .x = b->x, .w = w->gate, .y = b->mlp_gate, .offsets = b->offsets,
+        .x_rows = b->pair_rows, .experts = config->experts, .pairs_max = pairs, .in = hidden,
+        .out = width, .x_stride = hidden, .y_stride = width);
+    RUN(c, grouped_linear, .x = b->x, .w = w->up, .y = b->mlp_up, .offsets = b->offsets,
+        .x_rows = b->pair_rows, .experts = config->experts, .pairs_max = pairs, .in = hidden,
+        .out = width, .x_stride = hidden, .y_stride = width);
+    RUN(c, swiglu, .gate = b->mlp_gate, .up = b->mlp_up, .y = b->mlp_gate, .rows = pairs,
+        .n = width, .limit = config->swiglu_limit);
+    RUN(c, grouped_linear, .x = b->mlp_gate, .w = w->down, .y = b->expert_out,
+        .offsets = b->offsets, .experts = config->experts, .pairs_max = pairs, .in = width,
+        .out = hidden, .x_stride = width, .y_stride = hidden);
+}
+
+void layer_mlp(struct model_cursor *c, uint32_t layer)
+{
+    const struct model_config *config = &c->model->config;
+    const struct weights_layer *w = &c->model->weights->layers[layer];
+    struct cursor_buffers *b = &c->b;
+    if (!config->layer_moe[layer]) {
+        mlp_plain(c, &w->dense, config->dense_width);
+        return;
+    }
+    mlp_experts(c, w);
+    mlp_plain(c, &w->shared, config->expert_width);
+    RUN(c, moe_combine, .out = b->expert_out, .pair_of = b->pair_of, .weights = b->chosen_weights,
+        .shared = b->y, .y = b->y, .rows = c->row_count, .top_k = config->experts_per_token,
+        .hidden = config->hidden);
+}

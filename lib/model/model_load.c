@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "lib/model/model_parts.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "lib/base/mem.h"
+#include "lib/model/cpu_pool.h"
+#include "lib/model/identity.h"
+#include "lib/model/safetensors.h"
+#include "lib/model/vocabulary.h"
+#include "lib/model/weights.h"
+
+#define TEXT_BYTES_MAX ((size_t)256 << 20)
+
+/* A whole small file; *ret_text is malloc'd.  ERR_NOT_FOUND if there is none. */
+static enum err read_text(const char *directory, const char *name, char **ret_text,
+                          size_t *ret_bytes, struct err_detail *detail)
+{
+    char path[4096];
+    int n = snprintf(path, sizeof(path), "%s/%s", directory, name);
+    if (n < 0 || (size_t)n >= sizeof(path))
+        return err_set(detail, ERR_INVALID, "%s: path too long", name);
+    FILE *file = fopen(path, "rb");
+    if (file == NULL)
+        return err_set(detail, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", path,
+                       strerror(errno));
+    char *text = NULL;
+    size_t bytes = 0, capacity = 0;
+    enum err e = ERR_OK;
+    for (;;) {
+        if (bytes == capacity) {
+            capacity = capacity == 0 ? 65536 : capacity * 2;
+            char *grown = capacity <= TEXT_BYTES_MAX ? realloc(text, capacity) : NULL;
+            if (grown == NULL) {
+                e = err_set(detail, ERR_TOO_LARGE, "%s: too large", path);
+                break;
+            }
+            text = grown;
+        }
+        size_t got = fread(text + bytes, 1, capacity - bytes, file);
+        if (got == 0)
+            break;
+        bytes += got;
+    }
+    if (e == ERR_OK && ferror(file))
+        e = err_set(detail, ERR_IO, "%s: read error", path);
+    fclose(file);
+    if (e != ERR_OK) {
+        free(text);
+        return e;
+    }
+    *ret_text = text;
+    *ret_bytes = bytes;
+    return ERR_OK;
+}
+
+static uint64_t align64(uint64_t bytes)
+{
+    return (bytes + 63) & ~(uint64_t)63;
+}
+
+/* Where each layer's state lies in a slot. */
+static void lay_out_state(struct model *m)
+{
+    const struct model_config *c = &m->config;
+    uint64_t at = 0, dim = c->kda_dim, inner = c->kda_heads * dim;
+    m->conv_ring_rows = c->conv_taps - 1 + MODEL_DRAFT_ROWS_MAX;
+    m->index_ring_rows = c->index_kpool - 1 + MODEL_DRAFT_ROWS_MAX;
+    for (uint32_t i = 0; i < c->layers; i++) {
+        struct state_layer *s = &m->state[i];
+        if (c->layer_dsa[i]) {
+            m->dsa_number[i] = m->info.dsa_layers++;
+            s->ring = at;
+            at += align64((uint64_t)m->index_ring_rows * 2 * c->index_dim * sizeof(float));
+            continue;
+        }
+        s->state = at;
+        at += align64(inner * dim * sizeof(float));
+        s->ring = at;
+        at += align64(m->conv_ring_rows * 3 * inner * sizeof(float));
+        s->journal = at;
+        at += align64(MODEL_DRAFT_ROWS_MAX * op_kda_journal_floats(c->kda_heads, c->kda_dim) *
+                      sizeof(float));
+    }
+    m->info.state_bytes = at;
+    CHECK(m->info.state_bytes % 64 == 0);
+    m->pools_kept = c->index_topk / c->index_kpool;
+    m->selected_max = c->index_topk + c->index_kpool - 1;
+}
+
+static void add_stop_id(struct model_info *info, uint32_t id)
+{
+    for (uint32_t i = 0; i < info->stop_id_count; i++)
+        if (info->stop_ids[i] == id)
+            return;
+    CHECK(info->stop_id_count < MODEL_STOP_IDS_MAX);
+    info->stop_ids[info->stop_id_count++] = id;
+}
+
+static enum err fill_vocabulary(struct model *m, const struct identity_texts *texts,
+                                struct err_detail *detail)
+{
+    uint32_t assistant = VOCABULARY_NO_ID;
+    m->has_token = mem_take(m->config.vocab_size);
+    if (texts->tokenizer != NULL)
+        TRY(vocabulary_read(texts->tokenizer, texts->tokenizer_bytes, m->config.vocab_size,
+                            m->has_token, &assistant, detail));
+    else
+        memset(m->has_token, 1, m->config.vocab_size);
+    m->info.has_token = m->has_token;
+    for (uint32_t i = 0; i < m->config.eos_count; i++)
+        add_stop_id(&m->info, m->config.eos_ids[i]);
+    if (assistant != VOCABULARY_NO_ID)
+        add_stop_id(&m->info, assistant);
+    return ERR_OK;
+}
+
+static void fill_info(struct model *m)
+{
+    const struct model_config *c = &m->config;
+    m->info.vocab_size = c->vocab_size;
+    m->info.layer_count = c->layers;
+    m->info.context_max = c->context_max;
+    m->info.latent_dim = c->kv_rank;
+    m->info.index_dim = c->index_dim;
+    m->info.index_kpool = c->index_kpool;
+    lay_out_state(m);
+}
+
+struct progress {
+    model_progress_fn fn;
+    void *arg;
+    uint64_t done, total;
+};
+
+static void progress_add(void *arg, uint64_t bytes)
+{
+    struct progress *p = arg;
+    p->done = p->done + bytes < p->total ? p->done + bytes : p->total;
+    if (p->fn != NULL)
+        p->fn(p->arg, p->done, p->total);
+}
+
+static enum err load_tensors(struct model *m, const struct model_options *options,
+                             const struct identity_texts *texts, struct err_detail *detail)
+{
+    TRY(safetensors_open_directory(options->directory, &m->tensors, detail));
+    struct progress progress = {options->progress, options->progress_arg, 0,
+                                2 * safetensors_file_bytes(m->tensors)};
+    m->weights = weights_create(&m->config);
+    TRY(weights_bind(m->weights, &m->config, m->tensors, progress_add, &progress, detail));
+    m->info.model_fp = identity_fingerprint(m->tensors, texts, progress_add, &progress);
+    identity_quantization(m->tensors, m->info.quantization, sizeof(m->info.quantization));
+    if (options->progress != NULL)
+        options->progress(options->progress_arg, progress.total, progress.total);
+    return ERR_OK;
+}
+
+static void start_threads(struct model *m, uint32_t threads)
+{
+    if (threads == 0) {
+        long cores = sysconf(_SC_NPROCESSORS_ONLN);
+        threads = cores > 0 ? (uint32_t)cores : 1;
+    }
+    if (threads > CPU_POOL_THREADS_MAX)
+        threads = CPU_POOL_THREADS_MAX;
+    if (threads < 2)
+        return;
+    m->pool = cpu_pool_create(threads);
+    m->ctx.run = cpu_pool_run;
+    m->ctx.pool = m->pool;
+}
+
+static enum err load(struct model *m, const struct model_options *options,
+                     struct identity_texts *texts, struct err_detail *detail)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    TRY(read_text(options->directory, "config.json", &text, &bytes, detail));
+    texts->config = text;
+    texts->config_bytes = bytes;
+    TRY(model_config_parse(texts->config, texts->config_bytes, &m->config, detail));
+    enum err e = read_text(options->directory, "tokenizer.json", &text, &bytes, detail);
+    if (e == ERR_OK) {
+        texts->tokenizer = text;
+        texts->tokenizer_bytes = bytes;
+    } else if (e != ERR_NOT_FOUND) {
+        return e;
+    }
+    fill_info(m);
+    TRY(fill_vocabulary(m, texts, detail));
+    TRY(load_tensors(m, options, texts, detail));
+    op_table_ref(&m->ops);
+    start_threads(m, options->threads);
+    return ERR_OK;
+}
+
+enum err model_load(const struct model_options *options, struct model **ret_model,
+                    struct err_detail *detail)
+{
+    struct identity_texts texts = {0};
+    struct model *m = mem_take(sizeof(*m));
+    m->magic = MODEL_MAGIC;
+    enum err e = load(m, options, &texts, detail);
+    free((void *)(uintptr_t)texts.config);
+    free((void *)(uintptr_t)texts.tokenizer);
+    if (e != ERR_OK) {
+        model_destroy(&m);
+        return e;
+    }
+    *ret_model = m;
+    return ERR_OK;
+}
+
+void model_destroy(struct model **model_p)
+{
+    struct model *m = *model_p;
+    if (m == NULL)
+        return;
+    CHECK_OBJ(m, MODEL_MAGIC);
+    cpu_pool_destroy(&m->pool);
+    weights_destroy(&m->weights);
+    safetensors_close(&m->tensors);
+    mem_give(m->has_token);
+    m->magic = 0;
+    mem_give(m);
+    *model_p = NULL;
+}
+
+const struct model_config *model_config(const struct model *m)
+{
+    CHECK_OBJ(m, MODEL_MAGIC);
+    return &m->config;
+}
+
+const struct model_info *model_info(const struct model *m)
+{
+    CHECK_OBJ(m, MODEL_MAGIC);
+    return &m->info;
+}

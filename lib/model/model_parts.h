@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* lib/model/model_parts.h - inside of struct model and struct model_cursor.
+ *
+ * Inner part of lib/model: model_load.c, model_cursor.c and layer_*.c.  A cursor's buffers are
+ * sized at create for its options and never grow. */
+#ifndef LIB_MODEL_MODEL_PARTS_H
+#define LIB_MODEL_MODEL_PARTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "kernels/op_table.h"
+#include "lib/base/check.h"
+#include "lib/model/config.h"
+#include "lib/model/model.h"
+
+struct cpu_pool;
+struct safetensors;
+struct weights;
+struct weights_layer;
+struct weights_mlp;
+
+#define MODEL_MAGIC  0x6d6f646cu
+#define CURSOR_MAGIC 0x63757273u
+
+/* Byte offsets in a state slot's body. */
+struct state_layer {
+    uint64_t state;   /* KDA: S [heads, dim, dim] */
+    uint64_t ring;    /* KDA: pre-conv q, k, v rows; DSA: raw index keys and gates */
+    uint64_t journal; /* KDA: rows of the last verify step */
+};
+
+struct model {
+    uint32_t magic;
+    struct model_config config;
+    struct model_info info;
+    struct op_table ops;
+    struct op_ctx ctx;
+    struct cpu_pool *pool;
+    struct weights *weights;
+    struct safetensors *tensors; /* kept open where matrices stay in the file */
+    uint8_t *has_token;
+    uint32_t dsa_number[MODEL_LAYERS_MAX]; /* 0-based among DSA layers */
+    struct state_layer state[MODEL_LAYERS_MAX];
+    uint32_t conv_ring_rows, index_ring_rows;
+    uint32_t pools_kept, selected_max; /* per query: pools; positions with the tail */
+};
+
+/* Work buffers by row of the batch; see layer_*.c for their widths. */
+struct cursor_buffers {
+    float *h, *x, *y;
+    float *pre, *post, *mix;
+    float *qkv_raw, *qkv, *rank, *decay, *beta, *gate, *o; /* KDA */
+    float *c_q, *q, *latent, *q_abs, *o_abs;               /* DSA; o is shared */
+    float *index_q, *index_key, *index_gate, *index_w;
+    uint32_t *selected, *selected_count;
+    double *score, *attend;
+    uint32_t score_rows, attend_rows; /* rows of one launch over these two */
+    uint64_t score_stride;
+    float *router, *chosen_weights, *mlp_gate, *mlp_up, *expert_out; /* MLP */
+    int32_t *chosen;
+    uint32_t *offsets, *pair_rows, *pair_of;
+    float *head_x, *logits;
+    uint32_t *logits_rows;
+};
+
+struct model_cursor {
+    uint32_t magic;
+    struct model *model;
+    struct model_cursor_options options;
+    struct cursor_buffers b;
+    struct op_seq *seqs; /* device tables of the batch */
+    uint32_t *seq_of;
+    uint32_t *ids;
+    struct model_kv kv;
+    uint32_t seq_count, row_count, logits_count;
+    uint32_t layer; /* next to run */
+    bool running;
+    struct model_probe probe;
+    bool probing;
+    float *probe_mean;
+    uint8_t *probe_attend;
+    size_t probe_stride;
+};
+
+/* The device cannot refuse on cpu: an error of a launch is our bug there. */
+#define RUN(cursor, op, ...)                                                                       \
+    CHECK((cursor)->model->ops.op(&(struct op_##op##_args){__VA_ARGS__}, &(cursor)->model->ctx) == \
+          ERR_OK)
+
+void cursor_linear(struct model_cursor *c, const struct op_weight *w, const float *x, uint32_t in,
+                   float *y, uint32_t out);
+
+/* x: the normed input [rows, hidden]; the sublayer's result goes to b.y. */
+void layer_kda(struct model_cursor *c, uint32_t layer);
+void layer_dsa(struct model_cursor *c, uint32_t layer);
+void layer_mlp(struct model_cursor *c, uint32_t layer);
+
+#endif

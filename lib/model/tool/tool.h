@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* lib/model/tool/tool.h - the subcommands of tandem-model.
+ *
+ * Each takes the arguments behind its name and returns the process's exit status: 0, 1 = the
+ * answer is no, 2 = it could not be asked. */
+#ifndef LIB_MODEL_TOOL_TOOL_H
+#define LIB_MODEL_TOOL_TOOL_H
+
+#include "lib/base/err.h"
+#include "lib/model/model.h"
+
+int tool_eval(int argc, char **argv);
+int tool_generate(int argc, char **argv);
+int tool_inspect(int argc, char **argv);
+
+/* Prints "tandem-model: text" to stderr and returns 2. */
+int tool_fail(const struct err_detail *detail);
+
+/* Loads with progress on stderr if that is a terminal.  numerics: "exact", "fast" or NULL. */
+MUST_USE enum err tool_load(const char *directory, const char *numerics, uint32_t threads,
+                            struct model **ret_model, struct err_detail *detail);
+
+/* A bar on stderr, only if that is a terminal; done == total ends the line. */
+void tool_progress(const char *what, uint64_t done, uint64_t total);
+
+#endif

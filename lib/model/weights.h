@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* lib/model/weights.h - the tensors of a checkpoint bound to their places in the model.
+ *
+ * Start-up only.  Every tensor that the config asks for is checked by name, shape and dtype; a
+ * missing one, an extra one or a wrong one is refused by name.  Tensors of the vision tower and of
+ * the MTP layers may be present and are left alone.  Matrices are widened to f32 when the whole
+ * model fits WEIGHTS_WIDEN_BYTES_MAX that way, else they stay in the mapped file. */
+#ifndef LIB_MODEL_WEIGHTS_H
+#define LIB_MODEL_WEIGHTS_H
+
+#include <stdint.h>
+
+#include "kernels/op_types.h"
+#include "lib/base/err.h"
+#include "lib/model/config.h"
+
+#define WEIGHTS_WIDEN_BYTES_MAX ((uint64_t)1 << 30)
+
+struct safetensors;
+
+struct weights_mlp {
+    struct op_weight gate, up, down;
+};
+
+struct weights_site { /* mHC parameters and norm before one sublayer */
+    struct op_weight fn;
+    float *base, *scale, *norm;
+};
+
+struct weights_kda {
+    struct op_weight q, k, v, f_a, f_b, g_a, g_b, b, o;
+    float *conv;         /* [3 * inner, taps]: q, k, v */
+    float *conv_part[3]; /* into conv */
+    float *a_log, *dt_bias, *o_norm;
+};
+
+struct weights_dsa {
+    struct op_weight q_a, q_b, kv_a, kv_b, o;
+    float *q_a_norm, *kv_a_norm;
+    struct op_weight index_q, index_k, index_w, index_gate;
+    float *index_norm, *index_norm_bias, *index_ape;
+};
+
+struct weights_layer {
+    struct weights_site site[2]; /* before the mixer, before the MLP */
+    struct weights_kda kda;
+    struct weights_dsa dsa;
+    struct weights_mlp dense;  /* dense layers */
+    struct weights_mlp shared; /* MoE layers, and what follows */
+    struct op_weight router;
+    float *router_bias;
+    struct op_weight *gate, *up, *down; /* [experts] */
+};
+
+struct weights {
+    struct op_weight embed, head;
+    float *norm;
+    uint32_t layer_count;
+    struct weights_layer *layers;
+    float *pool; /* all widened values */
+    uint64_t pool_floats;
+};
+
+/* The skeleton without values, for binding and for counting. */
+struct weights *weights_create(const struct model_config *config);
+void weights_destroy(struct weights **w_p);
+
+/* done may be NULL; it is told the bytes of every tensor that is bound. */
+typedef void (*weights_bound_fn)(void *arg, uint64_t bytes);
+MUST_USE enum err weights_bind(struct weights *w, const struct model_config *config,
+                               const struct safetensors *set, weights_bound_fn done, void *done_arg,
+                               struct err_detail *detail);
+
+/* Parameters of the text model without MTP, from the config alone. */
+uint64_t weights_parameters(const struct model_config *config);
+
+#endif
