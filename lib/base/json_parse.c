@@ -78,6 +78,8 @@ static char closing(const struct frame *frame)
 static enum err child_append(struct parser *p, struct json **ret_child)
 {
     struct frame *frame = p->frame;
+    CHECK(frame != NULL);
+    CHECK((frame->last == NULL) == (frame->node->count == 0));
     if (frame->node->count == UINT32_MAX)
         return ERR_TOO_LARGE;
     struct json *child = arena_alloc(p->c.arena, sizeof *child);
@@ -99,6 +101,7 @@ static enum err member_begin(struct parser *p, struct json **ret_member)
     struct json_cursor *c = &p->c;
     struct frame *frame = p->frame;
     const char *key_at = c->at;
+    CHECK(frame->node->type == JSON_OBJECT);
     const char *key;
     size_t key_bytes;
     if (c->at == c->end || *c->at != '"')
@@ -139,6 +142,7 @@ static enum err child_begin(struct parser *p, struct json **ret_child)
 static enum err value_begin(struct parser *p, struct json *node)
 {
     struct json_cursor *c = &p->c;
+    CHECK(node->child == NULL && node->text == NULL);
     skip_space(c);
     if (c->at == c->end)
         return json_refuse(c, c->at, "unexpected end");

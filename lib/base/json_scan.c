@@ -51,10 +51,19 @@ static int32_t hex4(const char *at, const char *end)
 {
     if (end - at < 4)
         return -1;
-    unsigned char pair[2];
-    if (!hex_decode(at, 4, pair))
-        return -1;
-    return pair[0] << 8 | pair[1];
+    int32_t value = 0;
+    for (int i = 0; i < 4; i++) {
+        uint32_t digit = (uint32_t)(unsigned char)at[i] - '0';
+        if (digit > 9) {
+            /* Letters of both cases fall together with bit 5 set. */
+            digit = ((unsigned char)at[i] | 0x20u) - 'a';
+            if (digit > 5)
+                return -1;
+            digit += 10;
+        }
+        value = value << 4 | (int32_t)digit;
+    }
+    return value;
 }
 
 static bool is_surrogate_high(int32_t unit)
