@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lib/model/model_parts.h"
 
-#include <errno.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -10,53 +8,12 @@
 #include "lib/base/mem.h"
 #include "lib/model/cpu_pool.h"
 #include "lib/model/identity.h"
+#include "lib/model/read_file.h"
 #include "lib/model/safetensors.h"
 #include "lib/model/vocabulary.h"
 #include "lib/model/weights.h"
 
 #define TEXT_BYTES_MAX ((size_t)256 << 20)
-
-/* A whole small file; *ret_text is malloc'd.  ERR_NOT_FOUND if there is none. */
-static enum err read_text(const char *directory, const char *name, char **ret_text,
-                          size_t *ret_bytes, struct err_detail *detail)
-{
-    char path[4096];
-    int n = snprintf(path, sizeof(path), "%s/%s", directory, name);
-    if (n < 0 || (size_t)n >= sizeof(path))
-        return err_set(detail, ERR_INVALID, "%s: path too long", name);
-    FILE *file = fopen(path, "rb");
-    if (file == NULL)
-        return err_set(detail, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", path,
-                       strerror(errno));
-    char *text = NULL;
-    size_t bytes = 0, capacity = 0;
-    enum err e = ERR_OK;
-    for (;;) {
-        if (bytes == capacity) {
-            capacity = capacity == 0 ? 65536 : capacity * 2;
-            char *grown = capacity <= TEXT_BYTES_MAX ? realloc(text, capacity) : NULL;
-            if (grown == NULL) {
-                e = err_set(detail, ERR_TOO_LARGE, "%s: too large", path);
-                break;
-            }
-            text = grown;
-        }
-        size_t got = fread(text + bytes, 1, capacity - bytes, file);
-        if (got == 0)
-            break;
-        bytes += got;
-    }
-    if (e == ERR_OK && ferror(file))
-        e = err_set(detail, ERR_IO, "%s: read error", path);
-    fclose(file);
-    if (e != ERR_OK) {
-        free(text);
-        return e;
-    }
-    *ret_text = text;
-    *ret_bytes = bytes;
-    return ERR_OK;
-}
 
 static uint64_t align64(uint64_t bytes)
 {
@@ -180,11 +137,12 @@ static enum err load(struct model *m, const struct model_options *options,
 {
     char *text = NULL;
     size_t bytes = 0;
-    TRY(read_text(options->directory, "config.json", &text, &bytes, detail));
+    TRY(read_file(options->directory, "config.json", TEXT_BYTES_MAX, &text, &bytes, detail));
     texts->config = text;
     texts->config_bytes = bytes;
     TRY(model_config_parse(texts->config, texts->config_bytes, &m->config, detail));
-    enum err e = read_text(options->directory, "tokenizer.json", &text, &bytes, detail);
+    enum err e =
+        read_file(options->directory, "tokenizer.json", TEXT_BYTES_MAX, &text, &bytes, detail);
     if (e == ERR_OK) {
         texts->tokenizer = text;
         texts->tokenizer_bytes = bytes;

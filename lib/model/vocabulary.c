@@ -39,6 +39,8 @@ static enum err mark_all(const struct json *root, uint32_t vocab_size, uint8_t *
         if (json_string_is(json_get(v, "content"), "<|assistant|>"))
             *ret_assistant_id = id;
     }
+    if (vocab->count == 0)
+        return err_set(detail, ERR_INVALID, "tokenizer.json: model.vocab is empty");
     return ERR_OK;
 }
 

@@ -12,8 +12,8 @@
 #include "lib/base/err.h"
 
 struct tool_option {
-    const char *name;               /* without the dashes */
-    const char **value;             /* NULL for a flag */
+    const char *name;   /* without the dashes */
+    const char **value; /* NULL for a flag */
     bool *flag;
 };
 

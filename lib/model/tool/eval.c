@@ -79,8 +79,10 @@ enum err eval_ids(const struct safetensors_tensor *t, uint32_t vocab_size, uint3
         int32_t id = eval_i32(t, i);
         if (id < 0 || (uint32_t)id >= vocab_size) {
             mem_give(ids);
-            return err_set(detail, ERR_INVALID, "golden tensor \"%s\": id %d is outside the "
-                           "model's vocabulary", t->name, id);
+            return err_set(detail, ERR_INVALID,
+                           "golden tensor \"%s\": id %d is outside the "
+                           "model's vocabulary",
+                           t->name, id);
         }
         ids[i] = (uint32_t)id;
     }
@@ -93,9 +95,9 @@ enum err eval_find(const struct safetensors *set, const char *name, const char *
                    struct err_detail *detail)
 {
     const struct safetensors_tensor *t = safetensors_find(set, name);
-    if (t != NULL && (strcmp(safetensors_dtype_name(t->dtype), dtype) != 0 || t->dims == 0 ||
-                      t->dims > 2 || t->shape[t->dims - 1] != columns ||
-                      (t->dims == 2 ? t->shape[0] : 1) != rows))
+    if (t != NULL &&
+        (strcmp(safetensors_dtype_name(t->dtype), dtype) != 0 || t->dims == 0 || t->dims > 2 ||
+         t->shape[t->dims - 1] != columns || (t->dims == 2 ? t->shape[0] : 1) != rows))
         return err_set(detail, ERR_INVALID, "golden tensor \"%s\": not %s [%llu, %llu]", name,
                        dtype, (unsigned long long)rows, (unsigned long long)columns);
     *ret = t;
@@ -147,8 +149,8 @@ int tool_eval(int argc, char **argv)
     }
     options.slice_rows = (uint32_t)slice_rows;
     options.slice_layers = (uint32_t)slice_layers;
-    if (eval_all(directory, &options, numerics, (uint32_t)thread_count, &cases, &failed,
-                 &detail) != ERR_OK)
+    if (eval_all(directory, &options, numerics, (uint32_t)thread_count, &cases, &failed, &detail) !=
+        ERR_OK)
         return tool_fail(&detail);
     return failed > 0 ? 1 : 0;
 }

@@ -13,9 +13,9 @@ struct safetensors;
 struct safetensors_tensor;
 
 struct eval_options {
-    const char *golden;             /* directory */
-    uint32_t slice_rows;            /* 0 = whole prompts up to 512 rows */
-    uint32_t slice_layers;          /* 0 = all */
+    const char *golden;    /* directory */
+    uint32_t slice_rows;   /* 0 = whole prompts up to 512 rows */
+    uint32_t slice_layers; /* 0 = all */
 };
 
 struct eval_verdict {
@@ -44,8 +44,8 @@ MUST_USE enum err eval_find(const struct safetensors *set, const char *name, con
 
 /* Both count their cases and the failed ones. */
 MUST_USE enum err eval_random(struct model *m, const struct safetensors *set,
-                              const struct eval_options *options, uint32_t *cases,
-                              uint32_t *failed, struct err_detail *detail);
+                              const struct eval_options *options, uint32_t *cases, uint32_t *failed,
+                              struct err_detail *detail);
 MUST_USE enum err eval_trained(struct model *m, const struct safetensors *set,
                                const struct eval_options *options, uint32_t *cases,
                                uint32_t *failed, struct err_detail *detail);

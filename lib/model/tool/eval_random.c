@@ -12,7 +12,7 @@
 #include "lib/model/tool/session.h"
 #include "lib/model/tool/tool.h"
 
-#define BOUND 1e-4                  /* golden/model-random: logits and streams */
+#define BOUND 1e-4 /* golden/model-random: logits and streams */
 
 /* A case is every C for which the tensor C.ids exists. */
 struct random_case {
@@ -20,7 +20,7 @@ struct random_case {
     const struct model_config *config;
     char name[256];
     uint32_t tokens;
-    uint32_t row_first;             /* of the slice in flight */
+    uint32_t row_first; /* of the slice in flight */
     uint32_t row_count;
     struct eval_verdict verdict;
     enum err err;
@@ -45,8 +45,7 @@ static void probe(void *arg, uint32_t layer, const float *mean_stream, const int
 {
     struct random_case *k = arg;
     uint64_t hidden = k->config->hidden, top_k = k->config->experts_per_token;
-    const struct safetensors_tensor *t =
-        layer_tensor(k, layer, "mean_stream", "F32", hidden);
+    const struct safetensors_tensor *t = layer_tensor(k, layer, "mean_stream", "F32", hidden);
     if (t != NULL)
         eval_compare(mean_stream, t, k->row_first * hidden, k->row_count * hidden,
                      &k->verdict.max_abs_stream);

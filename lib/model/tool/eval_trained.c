@@ -15,7 +15,7 @@
 #include "lib/model/tool/session.h"
 #include "lib/model/tool/tool.h"
 
-#define BOUND          1e-3         /* golden/model-trained: logits after the prompt */
+#define BOUND          1e-3 /* golden/model-trained: logits after the prompt */
 #define SLICE_ROWS     256
 #define LINE_BYTES_MAX (16u << 20)
 #define ANSWER_MAX     65536
@@ -28,7 +28,7 @@ struct answers {
         uint32_t *ids;
         uint32_t count;
         struct answer *next;
-    } *first;
+    } * first;
 };
 
 static enum err add_answer(struct answers *a, const struct json *line, struct err_detail *detail)
@@ -61,8 +61,7 @@ static enum err read_answers(struct answers *a, const char *directory, struct er
     snprintf(path, sizeof(path), "%s/greedy.jsonl", directory);
     FILE *file = fopen(path, "r");
     if (file == NULL)
-        return errno == ENOENT ? ERR_OK
-                               : err_set(detail, ERR_IO, "%s: %s", path, strerror(errno));
+        return errno == ENOENT ? ERR_OK : err_set(detail, ERR_IO, "%s: %s", path, strerror(errno));
     char *line = NULL;
     size_t capacity = 0;
     enum err e = ERR_OK;
@@ -105,8 +104,8 @@ struct trained_case {
     char name[256];
     const uint32_t *ids;
     uint32_t count;
-    const struct answer *answer;    /* may be NULL */
-    const struct safetensors_tensor *last_logits;   /* may be NULL */
+    const struct answer *answer;                  /* may be NULL */
+    const struct safetensors_tensor *last_logits; /* may be NULL */
 };
 
 static enum err run_case(struct model *m, const struct trained_case *k,

@@ -47,10 +47,8 @@ static void show_load(void *arg, uint64_t done, uint64_t total)
 enum err tool_load(const char *directory, const char *numerics, uint32_t threads,
                    struct model **ret_model, struct err_detail *detail)
 {
-    struct model_options options = {.directory = directory,
-                                    .numerics = MODEL_EXACT,
-                                    .threads = threads,
-                                    .progress = show_load};
+    struct model_options options = {
+        .directory = directory, .numerics = MODEL_EXACT, .threads = threads, .progress = show_load};
     if (numerics != NULL && strcmp(numerics, "fast") == 0)
         options.numerics = MODEL_FAST;
     else if (numerics != NULL && strcmp(numerics, "exact") != 0)

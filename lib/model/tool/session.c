@@ -4,7 +4,7 @@
 #include "lib/base/check.h"
 #include "lib/base/mem.h"
 
-#define BLOCK_TOKENS 64             /* rounded up to whole pools */
+#define BLOCK_TOKENS 64 /* rounded up to whole pools */
 
 struct session {
     struct model *model;
@@ -13,8 +13,8 @@ struct session {
     struct model_kv kv;
     uint32_t *blocks;
     uint32_t position;
-    uint32_t replay;                /* journal rows that the next step applies */
-    uint32_t journal_rows;          /* of the verify step that waits for its accept count */
+    uint32_t replay;       /* journal rows that the next step applies */
+    uint32_t journal_rows; /* of the verify step that waits for its accept count */
     bool fresh;
 };
 
@@ -32,8 +32,8 @@ enum err session_create(struct model *m, const struct session_options *options,
         mem_give(s);
         return e;
     }
-    uint32_t tokens = (BLOCK_TOKENS + info->index_kpool - 1) / info->index_kpool *
-                      info->index_kpool;
+    uint32_t tokens =
+        (BLOCK_TOKENS + info->index_kpool - 1) / info->index_kpool * info->index_kpool;
     uint64_t latents = (uint64_t)tokens * info->latent_dim * sizeof(float);
     uint64_t pools = (uint64_t)tokens / info->index_kpool * info->index_dim * sizeof(float);
     s->kv.block_tokens = tokens;
@@ -47,7 +47,7 @@ enum err session_create(struct model *m, const struct session_options *options,
     s->kv.slots = mem_take(info->state_bytes);
     s->blocks = mem_take_array(s->kv.block_count, sizeof(uint32_t));
     for (uint32_t i = 0; i < s->kv.block_count; i++)
-        s->blocks[i] = s->kv.block_count - 1 - i;   /* not in order, as in a real pool */
+        s->blocks[i] = s->kv.block_count - 1 - i; /* not in order, as in a real pool */
     session_reset(s);
     *ret_session = s;
     return ERR_OK;

@@ -16,8 +16,8 @@ struct session;
 
 struct session_options {
     uint32_t context_max;
-    uint32_t slice_rows;            /* rows of a forward pass at most */
-    uint32_t slice_layers;          /* layers of one advance; 0 = all */
+    uint32_t slice_rows;   /* rows of a forward pass at most */
+    uint32_t slice_layers; /* layers of one advance; 0 = all */
     uint32_t logits_rows_max;
 };
 
