@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* drafter/df_core.h - the drafter as a state machine: messages and ticks in, replies out.
+ *
+ * Owned by the drafter's loop thread.  Pure; all memory is the caller's.  Holds at most sequences_max
+ * sequences of at most context_max tokens, tokens_max in all: the least recently used one makes
+ * room.  A sequence silent for silence_us_max is dropped.  Nothing here is worth keeping: a sequence
+ * that is gone is answered with ERR_NOT_FOUND and the worker opens it again. */
+#ifndef DRAFTER_DF_CORE_H
+#define DRAFTER_DF_CORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "drafter/df_ngram.h"
+#include "proto/msg.h"
+
+#define DF_SEQUENCES_MAX 256u
+#define DF_PEERS_MAX     32u
+#define DF_PEER_BYTES    32u
+
+struct df_peer { /* routing id of a worker */
+    uint8_t count;
+    uint8_t bytes[DF_PEER_BYTES];
+};
+
+enum df_event_type { DF_MESSAGE = 1, DF_TICK = 2 };
+
+struct df_event {
+    enum df_event_type type;
+    uint64_t now_us;
+    uint64_t received_us;  /* when the burst with this message began */
+    struct df_peer peer;   /* DF_MESSAGE */
+    const struct msg *msg; /* checked by wire_check; of any type */
+};
+
+struct df_actions {
+    bool reply; /* send msg to the event's peer */
+    struct msg msg;
+    uint32_t ids[MSG_DRAFT_IDS_MAX]; /* what msg points to */
+    uint32_t freed_count;            /* sequences whose memory may go back to the system */
+    uint32_t freed[DF_SEQUENCES_MAX];
+};
+
+struct df_core_options {
+    uint32_t sequences_max; /* 1..DF_SEQUENCES_MAX */
+    uint32_t context_max;
+    uint64_t tokens_max;           /* >= context_max */
+    uint32_t match_min, match_max; /* 1..DF_NGRAM_MAX */
+    uint64_t silence_us_max;
+    uint64_t deadline_us; /* later than this after received_us: no drafts */
+    uint64_t incarnation;
+    uint64_t seed; /* of the hash tables */
+};
+
+struct df_counters {
+    uint64_t opens, closes, contexts, proposals, hits, draft_ids;
+    uint64_t not_found, stale, too_long, late, unsupported;
+    uint64_t evicted, silent, superseded, foreign;
+};
+
+struct df_sequence {
+    bool used;
+    bool too_long; /* known, but not held: answered with ERR_CONTEXT */
+    struct msg_id id;
+    struct df_peer peer;
+    uint32_t epoch;
+    uint64_t last_us;
+    uint64_t last_use; /* order of use, for eviction */
+    struct df_ngram ngram;
+};
+
+struct df_known_peer {
+    bool used;
+    struct df_peer peer;
+    uint64_t incarnation;
+    uint64_t last_use;
+};
+
+struct df_core {
+    uint32_t magic;
+    struct df_core_options options;
+    uint64_t use;
+    uint64_t tokens; /* sum of all lengths */
+    uint32_t live;
+    uint64_t now_us;
+    struct df_counters counters;
+    struct df_known_peer peers[DF_PEERS_MAX];
+    struct df_sequence sequences[DF_SEQUENCES_MAX];
+};
+
+/* Bytes of one sequence's memory (a multiple of 4096) and of all of them. */
+size_t df_core_sequence_bytes(const struct df_core_options *o);
+size_t df_core_bytes(const struct df_core_options *o);
+
+/* memory: df_core_bytes, 4096-byte aligned, any content; sequence i uses the i-th part of it. */
+void df_core_init(struct df_core *core, const struct df_core_options *options, void *memory,
+                  size_t bytes);
+void df_core_step(struct df_core *core, const struct df_event *event,
+                  struct df_actions *ret_actions);
+
+#endif

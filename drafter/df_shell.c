@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "drafter/df_shell.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "drafter/df_core.h"
+#include "drafter/df_params.h"
+#include "lib/base/arena.h"
+#include "lib/base/check.h"
+#include "lib/base/log.h"
+#include "lib/base/mem.h"
+#include "lib/base/metrics.h"
+#include "lib/base/rng.h"
+#include "lib/base/str.h"
+#include "lib/net/bus.h"
+#include "lib/net/loop.h"
+#include "lib/net/redis.h"
+#include "lib/net/status.h"
+#include "proto/wire.h"
+
+#define DF_SHELL_MAGIC 0x44465348u
+#define TICK_US        1000000u
+/* A body is at most 1 MiB on the wire; its fields and a copy of a misaligned payload fit beside it. */
+#define ARENA_BYTES_MAX (32u << 20)
+#define ARENA_BYTES     (256u << 10)
+
+STATIC_CHECK(DF_PEER_BYTES == BUS_PEER_BYTES_MAX);
+STATIC_CHECK(WIRE_FRAMES_MAX <= BUS_FRAMES_MAX);
+
+enum df_metric {
+#define COUNTER(ident, name, labels, help) DF_METRIC_##ident,
+#define GAUGE(ident, name, labels, help)   DF_METRIC_##ident,
+#include "drafter/df_metrics.def"
+#undef COUNTER
+#undef GAUGE
+    DF_METRIC_COUNT
+};
+
+static const struct metric_row df_metric_rows[DF_METRIC_COUNT] = {
+#define COUNTER(ident, name, labels, help) {METRIC_COUNTER, name, labels, NULL, help},
+#define GAUGE(ident, name, labels, help)   {METRIC_GAUGE, name, labels, NULL, help},
+#include "drafter/df_metrics.def"
+#undef COUNTER
+#undef GAUGE
+};
+
+struct df_shell {
+    uint32_t magic;
+    struct loop *loop;
+    struct bus *bus;
+    struct bus_socket *socket;
+    struct redis *redis;
+    struct status *status;
+    struct loop_timer *tick;
+    struct loop_timer *turn; /* ends the current burst */
+    uint64_t burst_us;       /* 0 = no message yet in this turn of the loop */
+    struct arena arena;
+    struct df_core core;
+    struct df_actions actions;
+    void *memory;
+    size_t memory_bytes, sequence_bytes;
+    uint64_t bad_frames, unsent;
+    struct metric metrics[DF_METRIC_COUNT];
+};
+
+/* ---- messages ---- */
+
+static void freed_return(struct df_shell *s)
+{
+    for (uint32_t i = 0; i < s->actions.freed_count; i++) {
+        char *at = (char *)s->memory + s->actions.freed[i] * s->sequence_bytes;
+        if (madvise(at, s->sequence_bytes, MADV_DONTNEED) != 0)
+            log_warn(DRAFTER, "memory not returned", "reason=\"%s\"", strerror(errno));
+    }
+}
+
+static void reply_send(struct df_shell *s, const struct bus_peer *peer)
+{
+    struct wire_frame frames[WIRE_FRAMES_MAX];
+    struct bus_frame out[WIRE_FRAMES_MAX];
+    uint32_t count = 0;
+    enum err e = wire_encode(&s->arena, &s->actions.msg, frames, &count);
+    if (e != ERR_OK) {
+        log_error(DRAFTER, "reply not encoded", "reason=\"%s\"", err_text(e));
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        out[i] = (struct bus_frame){frames[i].bytes, frames[i].count};
+    /* A worker that does not take its reply goes on without drafts. */
+    if (bus_send(s->socket, peer, out, count) != ERR_OK)
+        s->unsent++;
+}
+
+static void on_message(void *arg, const struct bus_peer *peer, const struct bus_frame *frames,
+                       uint32_t frame_count)
+{
+    struct df_shell *s = arg;
+    CHECK_OBJ(s, DF_SHELL_MAGIC);
+    struct wire_frame in[BUS_FRAMES_MAX];
+    for (uint32_t i = 0; i < frame_count; i++)
+        in[i] = (struct wire_frame){frames[i].bytes, frames[i].count};
+    struct msg msg;
+    struct err_detail detail;
+    arena_reset(&s->arena);
+    enum err e = wire_decode(&s->arena, in, frame_count, &msg, &detail);
+    if (e != ERR_OK) {
+        s->bad_frames++;
+        char id[2 * BUS_PEER_BYTES_MAX + 1];
+        hex_encode(peer->bytes, peer->count, id);
+        log_warn(DRAFTER, "bad message dropped", "peer=%s code=%s reason=\"%s\"", id, err_name(e),
+                 detail.text);
+        return;
+    }
+    struct df_event event = {.type = DF_MESSAGE, .now_us = loop_now_us(s->loop), .msg = &msg};
+    if (s->burst_us == 0) {
+        s->burst_us = event.now_us;
+        loop_timer_start(s->turn, 0, false);
+    }
+    event.received_us = s->burst_us;
+    event.peer.count = peer->count;
+    memcpy(event.peer.bytes, peer->bytes, peer->count);
+    df_core_step(&s->core, &event, &s->actions);
+    if (s->actions.reply)
+        reply_send(s, peer);
+    freed_return(s);
+}
+
+static void on_turn(void *arg)
+{
+    struct df_shell *s = arg;
+    s->burst_us = 0;
+}
+
+static void on_tick(void *arg)
+{
+    struct df_shell *s = arg;
+    CHECK_OBJ(s, DF_SHELL_MAGIC);
+    struct df_event event = {.type = DF_TICK, .now_us = loop_now_us(s->loop)};
+    df_core_step(&s->core, &event, &s->actions);
+    freed_return(s);
+}
+
+/* ---- status ---- */
+
+static void on_refresh(void *arg)
+{
+    struct df_shell *s = arg;
+    const struct df_counters *c = &s->core.counters;
+    const struct bus_stats *b = bus_stats(s->socket);
+    const struct {
+        enum df_metric metric;
+        uint64_t value;
+    } values[] = {
+        {DF_METRIC_opens, c->opens},
+        {DF_METRIC_contexts, c->contexts},
+        {DF_METRIC_proposals, c->proposals},
+        {DF_METRIC_hits, c->hits},
+        {DF_METRIC_draft_ids, c->draft_ids},
+        {DF_METRIC_not_found, c->not_found},
+        {DF_METRIC_stale, c->stale},
+        {DF_METRIC_too_long, c->too_long},
+        {DF_METRIC_late, c->late},
+        {DF_METRIC_unsupported, c->unsupported},
+        {DF_METRIC_evicted, c->evicted},
+        {DF_METRIC_silent, c->silent},
+        {DF_METRIC_superseded, c->superseded},
+        {DF_METRIC_bad_frames, s->bad_frames},
+        {DF_METRIC_foreign, c->foreign},
+        {DF_METRIC_bounds, b->dropped_bounds},
+        {DF_METRIC_unsent, s->unsent},
+        {DF_METRIC_live, s->core.live},
+        {DF_METRIC_tokens, s->core.tokens},
+    };
+    STATIC_CHECK(ARRAY_COUNT(values) == DF_METRIC_COUNT);
+    for (size_t i = 0; i < ARRAY_COUNT(values); i++)
+        metric_set(&s->metrics[values[i].metric], (double)values[i].value);
+}
+
+static void on_health(void *arg, struct str *out)
+{
+    struct df_shell *s = arg;
+    str_add_format(out, ",\"source\":\"ngram\",\"sequences\":%u,\"tokens\":%" PRIu64, s->core.live,
+                   s->core.tokens);
+}
+
+static void on_heartbeat(void *arg, void (*add)(void *add_arg, const char *name, const char *value),
+                         void *add_arg)
+{
+    struct df_shell *s = arg;
+    char text[32];
+    snprintf(text, sizeof(text), "%u", s->core.live);
+    add(add_arg, "source", "ngram");
+    add(add_arg, "sequences", text);
+}
+
+static enum err status_open(struct df_shell *s, const struct df_params *params,
+                            struct err_detail *detail)
+{
+    struct redis_options redis = {0};
+    redis_address(params->redis, params->run_dir, &redis);
+    s->redis = redis_create(s->loop, &redis);
+    struct status_options o = {
+        .role = "drafter",
+        .id = params->id,
+        .cluster = params->cluster,
+        .run_dir = params->run_dir,
+        .incarnation = s->core.options.incarnation,
+        .redis = s->redis,
+        .rows = df_metric_rows,
+        .values = s->metrics,
+        .metric_count = DF_METRIC_COUNT,
+        .common_labels = "",
+        .extra = on_health,
+        .refresh = on_refresh,
+        .heartbeat = on_heartbeat,
+        .arg = s,
+    };
+    return status_create(s->loop, &o, &s->status, detail);
+}
+
+/* ---- life ---- */
+
+static enum err core_open(struct df_shell *s, const struct df_params *params,
+                          struct err_detail *detail)
+{
+    struct df_core_options o = {
+        .sequences_max = params->sequences_max,
+        .context_max = params->context_max,
+        .tokens_max = params->tokens_max,
+        .match_min = params->match_min,
+        .match_max = params->match_max,
+        .silence_us_max = params->silence_s * UINT64_C(1000000),
+        .deadline_us = params->deadline_ms * UINT64_C(1000),
+    };
+    rng_system(&o.incarnation, sizeof(o.incarnation));
+    rng_system(&o.seed, sizeof(o.seed));
+    s->sequence_bytes = df_core_sequence_bytes(&o);
+    s->memory_bytes = df_core_bytes(&o);
+    s->memory = mmap(NULL, s->memory_bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (s->memory == MAP_FAILED) {
+        s->memory = NULL;
+        return err_set(detail, ERR_NOMEM,
+                       "sequences_max x context_max: %zu bytes of address space: %s",
+                       s->memory_bytes, strerror(errno));
+    }
+    df_core_init(&s->core, &o, s->memory, s->memory_bytes);
+    return ERR_OK;
+}
+
+enum err df_shell_create(struct loop *l, const struct df_params *params,
+                         struct df_shell **ret_shell, struct err_detail *detail)
+{
+    struct df_shell *s = mem_take(sizeof(*s));
+    s->magic = DF_SHELL_MAGIC;
+    s->loop = l;
+    arena_init(&s->arena, ARENA_BYTES, ARENA_BYTES_MAX);
+    s->tick = loop_timer_create(l, on_tick, s);
+    s->turn = loop_timer_create(l, on_turn, s);
+    s->bus = bus_create(l);
+    char endpoint[PARAM_STR_BYTES + 32];
+    snprintf(endpoint, sizeof(endpoint), "ipc://%s/drafter.sock", params->run_dir);
+    enum err e = core_open(s, params, detail);
+    if (e == ERR_OK)
+        e = bus_bind(s->bus, endpoint, params->queue_max, on_message, s, &s->socket, detail);
+    if (e == ERR_OK)
+        e = status_open(s, params, detail);
+    if (e != ERR_OK) {
+        df_shell_destroy(&s);
+        return e;
+    }
+    loop_timer_start(s->tick, TICK_US, true);
+    status_set_state(s->status, "ready");
+    *ret_shell = s;
+    return ERR_OK;
+}
+
+void df_shell_destroy(struct df_shell **shell_p)
+{
+    struct df_shell *s = *shell_p;
+    if (s == NULL)
+        return;
+    CHECK_OBJ(s, DF_SHELL_MAGIC);
+    status_destroy(&s->status);
+    redis_destroy(&s->redis);
+    bus_socket_destroy(&s->socket);
+    bus_destroy(&s->bus);
+    loop_timer_destroy(&s->turn);
+    loop_timer_destroy(&s->tick);
+    arena_fini(&s->arena);
+    if (s->memory != NULL)
+        munmap(s->memory, s->memory_bytes);
+    s->magic = 0;
+    mem_give(s);
+    *shell_p = NULL;
+}
