@@ -45,6 +45,7 @@ struct bus_socket {
     void *arg;
     struct bus_stats stats;
     char name[128]; /* the endpoint, for logs */
+    char file[128]; /* of a bound unix socket, else "" */
 };
 
 struct bus *bus_create(struct loop *l)
@@ -257,6 +258,8 @@ void bus_socket_destroy(struct bus_socket **socket_p)
     loop_watch_destroy(&s->watch);
     loop_timer_destroy(&s->again);
     CHECK(zmq_close(s->zmq) == 0);
+    if (s->file[0] != '\0')
+        unlink(s->file); /* ZeroMQ leaves it */
     s->bus->socket_count--;
     s->magic = 0;
     mem_give(s);
@@ -304,6 +307,8 @@ enum err bus_bind(struct bus *b, const char *endpoint, uint32_t queue_max, bus_f
         bus_socket_destroy(&s);
         return err_set(detail, ERR_IO, "bind %s: %s", endpoint, zmq_strerror(fault));
     }
+    if (path != NULL)
+        snprintf(s->file, sizeof(s->file), "%s", path);
     socket_watch(s);
     *ret_socket = s;
     return ERR_OK;

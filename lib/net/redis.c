@@ -486,6 +486,12 @@ bool redis_up(const struct redis *r)
     return r->phase == PHASE_UP;
 }
 
+bool redis_off(const struct redis *r)
+{
+    CHECK_OBJ(r, REDIS_MAGIC);
+    return r->phase == PHASE_OFF;
+}
+
 void redis_on_change(struct redis *r, void (*fn)(void *arg, bool up), void *arg)
 {
     CHECK_OBJ(r, REDIS_MAGIC);

@@ -54,7 +54,7 @@ static void health_write(struct status *s, struct str *out)
     const struct status_options *o = &s->options;
     uint64_t uptime_s = (loop_now_us(s->loop) - s->start_us) / 1000000u;
     const char *redis = "off";
-    if (o->redis != NULL)
+    if (o->redis != NULL && !redis_off(o->redis))
         redis = redis_up(o->redis) ? "up" : "down";
     str_add_text(out, "{\"name\":");
     json_write_string(out, s->name, strlen(s->name));
