@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/wk_batch.h"
+
+#include <string.h>
+
+#include "lib/base/check.h"
+#include "worker/wk_core_state.h"
+
+#define PASS_SLICES_ALONE  4u /* slices of a whole prefill pass while nobody decodes */
+#define PASS_SLICES_SHARED 2u /* and while somebody does: a newcomer waits for the pass */
+#define SHARE_ROWS_MIN     16u
+
+uint32_t wk_batch_rows(const struct wk_cost *cost, uint32_t rows_max, double context,
+                       double pass_us)
+{
+    CHECK(rows_max > 0);
+    uint32_t rows = rows_max;
+    while (rows > 1 && wk_cost_predict(cost, rows, context, 1) > pass_us)
+        rows = rows - (rows + 3) / 4;
+    return rows;
+}
+
+uint32_t wk_batch_layers(const struct wk_cost *cost, uint32_t rows, double context,
+                         uint32_t layers_left, uint32_t layers_max, uint32_t layer_count,
+                         double slice_us)
+{
+    CHECK(layers_left > 0 && layers_left <= layer_count);
+    uint32_t layers = layers_max != 0 && layers_max < layers_left ? layers_max : layers_left;
+    while (layers > 1 &&
+           wk_cost_predict(cost, rows, context, (double)layers / layer_count) > slice_us)
+        layers--;
+    return layers;
+}
+
+/* ---- who is there ---- */
+
+struct roll {
+    uint32_t decode_ready, decode_waiting; /* waiting = for drafts */
+    uint32_t prefill_ready;                /* not yet in a batch */
+    uint64_t drafts_due_us;
+    bool overdue; /* a newcomer or a prompt that stands still */
+};
+
+static bool can_decode(const struct wk_core *core, const struct wk_seq *seq)
+{
+    return seq->state == WK_SEQ_DECODE && !seq->in_flight && !seq->replan &&
+           wk_blocks_room(&seq->kv, &core->shape) >= wk_core_length(core, seq);
+}
+
+static bool can_prefill(const struct wk_seq *seq)
+{
+    return seq->state == WK_SEQ_PREFILL && !seq->in_batch && !seq->replan;
+}
+
+static struct roll roll_call(const struct wk_core *core)
+{
+    struct roll r = {0};
+    for (uint32_t i = 0; i < core->order_count; i++) {
+        const struct wk_seq *seq = &core->seqs[core->order[i]];
+        if (can_decode(core, seq)) {
+            if (wk_core_draft_settled(core, seq)) {
+                r.decode_ready++;
+            } else {
+                r.decode_waiting++;
+                if (r.drafts_due_us == 0 || seq->draft.deadline_us < r.drafts_due_us)
+                    r.drafts_due_us = seq->draft.deadline_us;
+            }
+        }
+        if (seq->state == WK_SEQ_PREFILL && !seq->replan) {
+            r.prefill_ready += !seq->in_batch;
+            uint64_t since = seq->served_us ? seq->served_us : seq->ready_us;
+            uint32_t bound = seq->served_us ? WK_STANDSTILL_US : WK_NEWCOMER_US;
+            r.overdue |= core->now_us > since + bound;
+        }
+    }
+    return r;
+}
+
+/* ---- prefill ---- */
+
+static double slice_us(const struct wk_core *core)
+{
+    return (double)core->options.slice_ms * 1000.0;
+}
+
+/* Fills core->chosen with the candidates: never served first, then the longest unserved. */
+static uint32_t prefill_candidates(struct wk_core *core)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < core->order_count; i++) {
+        uint32_t entry = core->order[i];
+        const struct wk_seq *seq = &core->seqs[entry];
+        if (!can_prefill(seq))
+            continue;
+        uint32_t at = count++;
+        while (at > 0 && core->seqs[core->chosen[at - 1]].served_us > seq->served_us) {
+            core->chosen[at] = core->chosen[at - 1];
+            at--;
+        }
+        core->chosen[at] = entry;
+    }
+    return count;
+}
+
+/* Shares rows_max out over the candidates: newcomers get equal parts so that all of them begin,
+ * what is left goes by the order.  Returns how many take part; rows in seq->step_rows. */
+static uint32_t rows_share(struct wk_core *core, uint32_t count, uint32_t rows_max)
+{
+    uint32_t newcomers = 0, taken = 0, left = rows_max;
+    for (uint32_t i = 0; i < count; i++)
+        newcomers += core->seqs[core->chosen[i]].served_us == 0;
+    uint32_t share = newcomers > 1 ? rows_max / newcomers : rows_max;
+    if (share < SHARE_ROWS_MIN)
+        share = SHARE_ROWS_MIN;
+    while (taken < count && taken < WK_PREFILL_SEQS_MAX && left > 0) {
+        struct wk_seq *seq = &core->seqs[core->chosen[taken]];
+        uint32_t rest = wk_core_length(core, seq) - seq->computed;
+        uint32_t most = seq->served_us == 0 && share < left ? share : left;
+        seq->step_rows = rest < most ? rest : most;
+        CHECK(seq->step_rows > 0);
+        left -= seq->step_rows;
+        taken++;
+    }
+    for (uint32_t i = 0; i < taken && left > 0; i++) {
+        struct wk_seq *seq = &core->seqs[core->chosen[i]];
+        uint32_t rest = wk_core_length(core, seq) - seq->computed - seq->step_rows;
+        uint32_t more = rest < left ? rest : left;
+        seq->step_rows += more;
+        left -= more;
+    }
+    return taken;
+}
+
+static void blocks_add(struct wk_core *core, struct wk_seq *seq, struct wk_plan_seq *ps)
+{
+    struct wk_plan *p = core->plan;
+    uint32_t need = wk_blocks_for(&core->shape, ps->position_start + ps->row_count);
+    CHECK(need <= seq->kv.count && seq->kv.sent <= seq->kv.count);
+    ps->block_first = seq->kv.sent;
+    ps->blocks_at = p->block_count;
+    ps->block_count = need > seq->kv.sent ? need - seq->kv.sent : 0;
+    CHECK(ps->block_count <= p->blocks_max - p->block_count);
+    memcpy(p->blocks + p->block_count, seq->kv.ids + seq->kv.sent,
+           ps->block_count * sizeof *p->blocks);
+    p->block_count += ps->block_count;
+    seq->kv.sent += ps->block_count;
+}
+
+static void prefill_seq_add(struct wk_core *core, struct wk_seq *seq)
+{
+    struct wk_plan *p = core->plan;
+    CHECK(p->seq_count < p->seqs_max && p->row_count + seq->step_rows <= p->rows_max);
+    uint32_t entry = wk_core_entry(core, seq);
+    bool last = seq->computed + seq->step_rows == wk_core_length(core, seq);
+    struct wk_plan_seq *ps = &p->seqs[p->seq_count++];
+    *ps = (struct wk_plan_seq){
+        .entry = entry,
+        .setup = WK_NONE,
+        .state_slot = seq->kv.state_slot,
+        .position_start = seq->computed,
+        .row_count = seq->step_rows,
+        .logits_from = last ? seq->step_rows - 1 : seq->step_rows,
+        .fresh = seq->computed == 0,
+        .ids_at = p->row_count,
+    };
+    if (ps->fresh) {
+        ps->setup = p->setup_count++;
+        p->setups[ps->setup] = seq->setup;
+    }
+    wk_ids_copy(core->ids, entry, seq->computed, seq->step_rows, p->ids + p->row_count);
+    p->row_count += seq->step_rows;
+    blocks_add(core, seq, ps);
+    seq->in_batch = true;
+    if (seq->first_slice_us == 0)
+        seq->first_slice_us = core->now_us;
+    core->prefill.entries[core->prefill.seq_count++] = entry;
+}
+
+static void prefill_begin(struct wk_core *core, bool decoders)
+{
+    struct wk_prefill *b = &core->prefill;
+    CHECK(!b->active && b->seq_count == 0);
+    uint32_t count = prefill_candidates(core);
+    CHECK(count > 0);
+    double context = core->seqs[core->chosen[0]].computed;
+    double pass = slice_us(core) * (decoders ? PASS_SLICES_SHARED : PASS_SLICES_ALONE);
+    uint32_t rows_max =
+        wk_batch_rows(&core->cost_prefill, core->options.slice_rows_max, context, pass);
+    uint32_t taken = rows_share(core, count, rows_max);
+    double positions = 0;
+    for (uint32_t i = 0; i < taken; i++) {
+        struct wk_seq *seq = &core->seqs[core->chosen[i]];
+        positions += (double)seq->step_rows * seq->computed;
+        prefill_seq_add(core, seq);
+    }
+    b->active = true;
+    b->layer = 0;
+    b->rows = core->plan->row_count;
+    b->context = positions / b->rows;
+}
+
+static void fly(struct wk_core *core, uint32_t rows, double context, double share)
+{
+    struct wk_flight *f = &core->flight;
+    f->active = true;
+    f->kind = core->plan->kind;
+    f->step = core->plan->step;
+    f->begun_us = core->now_us;
+    f->rows = rows;
+    f->context = context;
+    f->share = share;
+    f->layers = 0;
+}
+
+static void prefill_slice(struct wk_core *core, bool decoders)
+{
+    struct wk_plan *p = core->plan;
+    struct wk_prefill *b = &core->prefill;
+    uint32_t layer_count = core->options.layer_count;
+    wk_plan_clear(p, ++core->step, core->kv_epoch, WK_PLAN_PREFILL);
+    p->begin = !b->active;
+    if (p->begin)
+        prefill_begin(core, decoders);
+    uint32_t layers =
+        wk_batch_layers(&core->cost_prefill, b->rows, b->context, layer_count - b->layer,
+                        core->options.slice_layers_max, layer_count, slice_us(core));
+    p->layer_end = b->layer + layers;
+    p->finish = p->layer_end == layer_count;
+    fly(core, b->rows, b->context, (double)layers / layer_count);
+    core->flight.layers = layers;
+    core->flight.seq_count = 0;
+}
+
+static bool prefill_is_dead(const struct wk_core *core)
+{
+    for (uint32_t i = 0; i < core->prefill.seq_count; i++) {
+        const struct wk_seq *seq = &core->seqs[core->prefill.entries[i]];
+        if (seq->state != WK_SEQ_ZOMBIE && !seq->replan)
+            return false;
+    }
+    return true;
+}
+
+static void prefill_abandon(struct wk_core *core)
+{
+    wk_plan_clear(core->plan, ++core->step, core->kv_epoch, WK_PLAN_ABANDON);
+    fly(core, 0, 0, 0);
+    core->flight.seq_count = 0;
+}
+
+/* ---- decode ---- */
+
+static void decode_seq_add(struct wk_core *core, struct wk_seq *seq, uint32_t drafts_max)
+{
+    struct wk_plan *p = core->plan;
+    uint32_t entry = wk_core_entry(core, seq), length = wk_core_length(core, seq);
+    CHECK(seq->computed + 1 == length && seq->final_count > 0);
+    uint32_t drafts = seq->draft.state == WK_DRAFT_READY ? seq->draft.count : 0;
+    core->stats.drafts_timeout += seq->draft.state == WK_DRAFT_ASKED;
+    uint64_t room = wk_blocks_room(&seq->kv, &core->shape) - length;
+    drafts = drafts < drafts_max ? drafts : drafts_max;
+    drafts = drafts < room ? drafts : (uint32_t)room;
+    CHECK(drafts < WK_STEP_ROWS_MAX && p->row_count + drafts + 1 <= p->rows_max);
+    struct wk_plan_seq *ps = &p->seqs[p->seq_count++];
+    *ps = (struct wk_plan_seq){
+        .entry = entry,
+        .setup = WK_NONE,
+        .state_slot = seq->kv.state_slot,
+        .position_start = length - 1,
+        .row_count = drafts + 1,
+        .replay_count = seq->replay,
+        .journal = drafts > 0,
+        .ids_at = p->row_count,
+        .final_count = seq->final_count,
+    };
+    memcpy(ps->final_ids, seq->final_ids, seq->final_count * sizeof *seq->final_ids);
+    seq->final_count = 0;
+    p->ids[p->row_count++] = wk_ids_at(core->ids, entry, length - 1);
+    memcpy(p->ids + p->row_count, seq->draft.ids, drafts * sizeof *p->ids);
+    p->row_count += drafts;
+    memcpy(seq->step_ids, seq->draft.ids, drafts * sizeof *seq->step_ids);
+    seq->step_drafts = drafts;
+    seq->step_rows = drafts + 1;
+    seq->draft.state = WK_DRAFT_NONE;
+    blocks_add(core, seq, ps);
+    seq->in_flight = true;
+    core->flight.entries[core->flight.seq_count++] = entry;
+}
+
+static void decode_step(struct wk_core *core, uint32_t ready)
+{
+    wk_plan_clear(core->plan, ++core->step, core->kv_epoch, WK_PLAN_DECODE);
+    uint32_t rows_max = core->options.decode_rows_max;
+    uint32_t count = ready < rows_max ? ready : rows_max;
+    uint32_t drafts_max = (rows_max - count) / count;
+    if (drafts_max > WK_SPEC_DRAFTS_MAX)
+        drafts_max = WK_SPEC_DRAFTS_MAX;
+    double positions = 0;
+    core->flight.seq_count = 0;
+    uint32_t start = core->decode_next % core->order_count;
+    for (uint32_t i = 0; i < core->order_count && core->flight.seq_count < count; i++) {
+        uint32_t at = (start + i) % core->order_count;
+        struct wk_seq *seq = &core->seqs[core->order[at]];
+        if (!can_decode(core, seq) || !wk_core_draft_settled(core, seq))
+            continue;
+        positions += wk_core_length(core, seq);
+        decode_seq_add(core, seq, drafts_max);
+        core->decode_next = at + 1;
+    }
+    CHECK(core->flight.seq_count == count);
+    fly(core, core->plan->row_count, positions / count, 1);
+}
+
+bool wk_batch_next(struct wk_core *core, uint64_t *ret_wake_us)
+{
+    CHECK(!core->flight.active);
+    *ret_wake_us = 0;
+    if (core->prefill.active && prefill_is_dead(core)) {
+        prefill_abandon(core);
+        return true;
+    }
+    if (!core->kv_attached)
+        return false;
+    struct roll r = roll_call(core);
+    uint32_t decoders = r.decode_ready + r.decode_waiting;
+    bool prefill_can = core->prefill.active || r.prefill_ready > 0;
+    if (decoders == 0) {
+        if (!prefill_can)
+            return false;
+        prefill_slice(core, false);
+        return true;
+    }
+    bool owed = core->debt_us > 0 && !r.overdue;
+    if (prefill_can && !owed && core->last_kind != WK_PLAN_PREFILL) {
+        prefill_slice(core, true);
+        return true;
+    }
+    if (r.decode_waiting > 0) {
+        *ret_wake_us = r.drafts_due_us;
+        return false;
+    }
+    decode_step(core, r.decode_ready);
+    return true;
+}

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/wk_blocks.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "lib/base/check.h"
+
+void wk_blocks_init(struct wk_blocks *b, uint32_t *ids, uint32_t count_max)
+{
+    CHECK(b != NULL && ids != NULL && count_max > 0);
+    memset(b, 0, sizeof *b);
+    b->ids = ids;
+    b->count_max = count_max;
+}
+
+void wk_blocks_reset(struct wk_blocks *b)
+{
+    CHECK(b != NULL && b->ids != NULL);
+    uint32_t *ids = b->ids;
+    uint32_t count_max = b->count_max;
+    wk_blocks_init(b, ids, count_max);
+}
+
+static bool ids_take(struct wk_blocks *b, const struct wk_arena_shape *shape, const uint32_t *ids,
+                     uint32_t count)
+{
+    if (count > b->count_max - b->count)
+        return false;
+    for (uint32_t i = 0; i < count; i++)
+        if (ids[i] >= shape->block_count)
+            return false;
+    memcpy(b->ids + b->count, ids, (size_t)count * sizeof *ids);
+    b->count += count;
+    return true;
+}
+
+enum err wk_blocks_opened(struct wk_blocks *b, const struct wk_arena_shape *shape,
+                          const struct msg_kv_open_reply *reply, uint32_t blocks_wanted,
+                          uint64_t now_us)
+{
+    CHECK(b != NULL && shape != NULL && reply != NULL);
+    CHECK(b->state == WK_KV_OPENING && b->count == 0);
+    if (reply->code == ERR_KV_FULL || reply->code == ERR_BUSY) {
+        if (b->full_since_us == 0)
+            b->full_since_us = now_us;
+        b->state = WK_KV_FULL;
+        return ERR_KV_FULL;
+    }
+    b->state = WK_KV_NONE;
+    if (reply->code != ERR_OK)
+        return reply->code < ERR_COUNT ? (enum err)reply->code : ERR_INTERNAL;
+    if (reply->state_slot >= shape->slot_count || reply->block_count < blocks_wanted)
+        return ERR_CORRUPT;
+    if (!ids_take(b, shape, reply->blocks, reply->block_count))
+        return ERR_CORRUPT;
+    b->state = WK_KV_HELD;
+    b->extend = WK_EXTEND_NONE;
+    b->lease = reply->lease;
+    b->state_slot = reply->state_slot;
+    b->full_since_us = 0;
+    CHECK(b->count > 0 && b->sent == 0 && b->committed == 0);
+    return ERR_OK;
+}
+
+enum err wk_blocks_extended(struct wk_blocks *b, const struct wk_arena_shape *shape,
+                            const struct msg_kv_extend_reply *reply, uint64_t now_us)
+{
+    CHECK(b != NULL && shape != NULL && reply != NULL);
+    CHECK(b->state == WK_KV_HELD);
+    if (reply->lease != b->lease || b->extend == WK_EXTEND_NONE)
+        return ERR_OK;
+    if (reply->code == ERR_KV_FULL || reply->code == ERR_BUSY) {
+        if (b->extend != WK_EXTEND_FULL || b->full_since_us == 0)
+            b->full_since_us = now_us;
+        b->extend = WK_EXTEND_FULL;
+        return ERR_KV_FULL;
+    }
+    if (reply->code != ERR_OK)
+        return reply->code < ERR_COUNT ? (enum err)reply->code : ERR_INTERNAL;
+    if (reply->blocks_have != b->count)
+        return ERR_OK; /* of an earlier question */
+    if (reply->block_count == 0 || !ids_take(b, shape, reply->blocks, reply->block_count))
+        return ERR_CORRUPT;
+    b->extend = WK_EXTEND_NONE;
+    b->full_since_us = 0;
+    return ERR_OK;
+}
+
+uint32_t wk_blocks_for(const struct wk_arena_shape *shape, uint32_t tokens)
+{
+    CHECK(shape != NULL && shape->block_tokens > 0);
+    return (uint32_t)(((uint64_t)tokens + shape->block_tokens - 1) / shape->block_tokens);
+}
+
+uint64_t wk_blocks_room(const struct wk_blocks *b, const struct wk_arena_shape *shape)
+{
+    CHECK(b != NULL && shape != NULL);
+    return (uint64_t)b->count * shape->block_tokens;
+}

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The core's side of the drafter: questions, answers, deadlines.  Nothing here changes the text. */
+#include <string.h>
+
+#include "lib/base/arena.h"
+#include "lib/base/check.h"
+#include "worker/wk_core_state.h"
+
+#define DRAFTER_SILENCE_US 1000000u
+
+bool wk_core_drafter_up(const struct wk_core *core, uint64_t now_us)
+{
+    CHECK_OBJ(core, WK_CORE_MAGIC);
+    return core->drafter_incarnation != 0 && now_us < core->drafter_seen_us + DRAFTER_SILENCE_US;
+}
+
+static void forget_all(struct wk_core *core)
+{
+    for (uint32_t i = 0; i < core->order_count; i++) {
+        struct wk_draft *d = &core->seqs[core->order[i]].draft;
+        d->opened = false;
+        d->state = WK_DRAFT_NONE;
+    }
+}
+
+/* A silent drafter is not waited for; what it missed meanwhile it gets with the next DraftOpen. */
+void wk_core_draft_check(struct wk_core *core)
+{
+    if (core->drafter_incarnation != 0 && !wk_core_drafter_up(core, core->now_us))
+        forget_all(core);
+}
+
+void wk_core_draft_close(struct wk_core *core, struct wk_seq *seq)
+{
+    if (seq->draft.opened && wk_core_drafter_up(core, core->now_us))
+        wk_core_send(core, WK_ACT_DRAFTER, MSG_DRAFT_CLOSE, &seq->id);
+    seq->draft.opened = false;
+    seq->draft.state = WK_DRAFT_NONE;
+}
+
+/* False when the ids do not fit beside everything else that this step has to say. */
+static bool open_send(struct wk_core *core, struct wk_seq *seq, uint32_t length)
+{
+    struct arena *arena = core->actions->arena;
+    size_t bytes = (size_t)length * sizeof(uint32_t);
+    if (arena->bytes_max != 0 && arena->bytes_used + bytes > arena->bytes_max / 2)
+        return false;
+    uint32_t *ids = arena_alloc(arena, bytes);
+    if (ids == NULL)
+        return false;
+    wk_ids_copy(core->ids, wk_core_entry(core, seq), 0, length, ids);
+    struct msg *m = wk_core_send(core, WK_ACT_DRAFTER, MSG_DRAFT_OPEN, &seq->id);
+    m->u.draft_open =
+        (struct msg_draft_open){.epoch = core->kv_epoch, .ids_count = length, .ids = ids};
+    seq->draft.opened = true;
+    seq->draft.epoch = core->kv_epoch;
+    seq->draft.length = length;
+    return true;
+}
+
+void wk_core_draft_ask(struct wk_core *core, struct wk_seq *seq)
+{
+    struct wk_draft *d = &seq->draft;
+    CHECK(seq->state == WK_SEQ_DECODE);
+    d->state = WK_DRAFT_NONE;
+    d->count = 0;
+    uint32_t length = wk_core_length(core, seq), entry = wk_core_entry(core, seq);
+    uint32_t wanted = wk_verify_drafts_max(&seq->limits, length, wk_core_outputs(core, seq),
+                                           seq->spec.draft_count);
+    if (wanted > core->drafter_max)
+        wanted = core->drafter_max;
+    if (wanted == 0 || !wk_core_drafter_up(core, core->now_us))
+        return;
+    if ((!d->opened || d->epoch != core->kv_epoch) && !open_send(core, seq, length))
+        return;
+    CHECK(d->length <= length);
+    uint32_t news = length - d->length;
+    uint32_t *ids = arena_alloc_array(core->actions->arena, news + 1, sizeof *ids);
+    if (ids == NULL)
+        return;
+    wk_ids_copy(core->ids, entry, d->length, news, ids);
+    struct msg *m = wk_core_send(core, WK_ACT_DRAFTER, MSG_DRAFT_PROPOSE, &seq->id);
+    m->u.draft_propose = (struct msg_draft_propose){
+        .epoch = d->epoch,
+        .base_length = d->length,
+        .anchor = wk_ids_at(core->ids, entry, length - 1),
+        .draft_count = wanted,
+        .step = ++core->draft_step,
+        .source = seq->spec.source,
+        .ids_count = news,
+        .ids = ids,
+    };
+    d->length = length;
+    d->step = core->draft_step;
+    d->wanted = wanted;
+    d->state = WK_DRAFT_ASKED;
+    d->deadline_us = core->now_us + (uint64_t)core->options.deadline_ms * 1000;
+}
+
+bool wk_core_draft_settled(const struct wk_core *core, const struct wk_seq *seq)
+{
+    return seq->draft.state != WK_DRAFT_ASKED || core->now_us >= seq->draft.deadline_us;
+}
+
+static void on_reply(struct wk_core *core, const struct msg *m)
+{
+    const struct msg_draft_reply *r = &m->u.draft_reply;
+    struct wk_seq *seq = wk_core_find(core, &m->id);
+    if (seq == NULL)
+        return;
+    struct wk_draft *d = &seq->draft;
+    if (d->state != WK_DRAFT_ASKED || r->step != d->step) {
+        core->stats.drafts_late++;
+        return;
+    }
+    d->state = WK_DRAFT_READY;
+    d->count = 0;
+    if (r->code != ERR_OK) {
+        d->opened = false; /* NOT_FOUND, EPOCH or a surprise: tell it everything again */
+        return;
+    }
+    if (r->epoch != d->epoch || r->base_length != d->length) {
+        core->stats.drafts_late++;
+        return;
+    }
+    uint32_t count = r->ids_count < d->wanted ? r->ids_count : d->wanted;
+    uint32_t usable =
+        wk_verify_usable(r->ids, count, core->options.vocab_size, core->options.has_token);
+    core->stats.drafts_garbage += usable < count;
+    CHECK(usable <= MSG_DRAFT_IDS_MAX);
+    memcpy(d->ids, r->ids, usable * sizeof *r->ids);
+    d->count = usable;
+}
+
+void wk_core_draft_msg(struct wk_core *core, const struct msg *m)
+{
+    if (m->type == MSG_DRAFT_REPLY) {
+        /* Only a hello ends a silence: until then its words are about things long past. */
+        if (!wk_core_drafter_up(core, core->now_us))
+            return;
+        core->drafter_seen_us = core->now_us;
+        on_reply(core, m);
+        return;
+    }
+    CHECK(m->type == MSG_DRAFT_HELLO_REPLY);
+    const struct msg_draft_hello_reply *h = &m->u.draft_hello_reply;
+    if (h->incarnation != core->drafter_incarnation)
+        forget_all(core);
+    core->drafter_incarnation = h->incarnation;
+    core->drafter_seen_us = core->now_us;
+    core->drafter_max =
+        h->draft_tokens_max < WK_SPEC_DRAFTS_MAX ? h->draft_tokens_max : WK_SPEC_DRAFTS_MAX;
+}

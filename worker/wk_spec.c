@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/wk_spec.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/base/check.h"
+
+static bool starts_with(const char *text, const char *prefix)
+{
+    return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
+static enum err counted(const char *text, const char *prefix, const char *source,
+                        struct wk_spec *ret_spec, struct err_detail *detail)
+{
+    CHECK(starts_with(text, prefix));
+    const char *digits = text + strlen(prefix);
+    if (digits[0] < '0' || digits[0] > '7' || digits[1] != '\0')
+        return err_set(detail, ERR_INVALID, "spec: %.32s: a count of 0 to 7 is expected", text);
+    struct wk_spec spec = {.draft_count = (uint32_t)(digits[0] - '0'), .source = source};
+    snprintf(spec.effective, sizeof spec.effective, "%s%c", prefix, digits[0]);
+    *ret_spec = spec;
+    return ERR_OK;
+}
+
+enum err wk_spec_parse(const char *text, struct wk_spec *ret_spec, struct err_detail *detail)
+{
+    CHECK(text != NULL && ret_spec != NULL);
+    if (strcmp(text, "off") == 0) {
+        *ret_spec = (struct wk_spec){.source = "", .effective = "off"};
+        return ERR_OK;
+    }
+    if (strcmp(text, "ema") == 0 || strcmp(text, "goodput") == 0)
+        return counted("fixed:7", "fixed:", "", ret_spec, detail);
+    if (starts_with(text, "fixed:"))
+        return counted(text, "fixed:", "", ret_spec, detail);
+    if (starts_with(text, "ngram:"))
+        return counted(text, "ngram:", "ngram", ret_spec, detail);
+    if (starts_with(text, "mtp:"))
+        return err_set(detail, ERR_UNSUPPORTED, "spec: %.32s: mtp is not supported", text);
+    return err_set(detail, ERR_INVALID,
+                   "spec: %.32s: not one of off, fixed:K, ngram:K, ema, goodput", text);
+}

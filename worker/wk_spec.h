@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* worker/wk_spec.h - the speculation policy of a request or of the worker, from its text.
+ *
+ * Pure.  off, fixed:K, ngram:K, ema, goodput; the last two behave as fixed:7 until their policies
+ * exist, and the effective name says so.  mtp:K is refused by name. */
+#ifndef WORKER_WK_SPEC_H
+#define WORKER_WK_SPEC_H
+
+#include <stdint.h>
+
+#include "lib/base/err.h"
+
+#define WK_SPEC_DRAFTS_MAX 7u
+
+struct wk_spec {
+    uint32_t draft_count; /* K, 0 = off */
+    const char *source;   /* static: "" = the drafter's own, "ngram" */
+    char effective[16];   /* "fixed:7": what the receipt shows */
+};
+
+/* "" is not a policy: callers put the worker's own in its place. */
+MUST_USE enum err wk_spec_parse(const char *text, struct wk_spec *ret_spec,
+                                struct err_detail *detail);
+
+#endif
