@@ -1,0 +1,628 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kvmgr/km_map.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvmgr/km_event.h"
+#include "lib/base/check.h"
+#include "lib/base/log.h"
+#include "lib/base/mem.h"
+#include "lib/base/str.h"
+#include "lib/net/redis.h"
+
+#define KM_MAP_MAGIC    0x4b4d4d50u
+#define NONE            UINT32_MAX
+#define ENTRIES_DEFAULT (1u << 20)
+#define WRITES_DEFAULT  16u
+#define RETRIES_MAX     3u
+#define CHUNKS_MAX      (KM_MAP_BLOCKS_MAX / KM_MAP_CHUNK_BLOCKS)
+#define FIELDS          15u
+#define KEYS            2u
+#define ARGS_FIXED      4u
+#define ARGS_MAX        (KEYS + ARGS_FIXED + 2 * FIELDS + CHUNKS_MAX)
+
+STATIC_CHECK(KM_MAP_BLOCKS_MAX % KM_MAP_CHUNK_BLOCKS == 0);
+
+/* Answers {1, gen} written, {0, epoch in Redis} refused, {2, gen in Redis} refused. */
+static const char write_script[] =
+    "local ours = tonumber(ARGV[1])\n"
+    "local seen = tonumber(redis.call('GET', KEYS[1]) or '0') or 0\n"
+    "if seen ~= ours then return {0, seen} end\n"
+    "local old = redis.call('HMGET', KEYS[2], 'epoch', 'gen', 'n_blocks')\n"
+    "local gen = 0\n"
+    "if tonumber(old[1] or '0') == ours then gen = tonumber(old[2] or '0') or 0 end\n"
+    "if gen ~= tonumber(ARGV[2]) then return {2, gen} end\n"
+    "local ttl = ARGV[3]\n"
+    "local fields = tonumber(ARGV[4])\n"
+    "redis.call('DEL', KEYS[2])\n"
+    "redis.call('HSET', KEYS[2], unpack(ARGV, 5, 4 + fields))\n"
+    "redis.call('PEXPIRE', KEYS[2], ttl)\n"
+    "local chunks = #ARGV - 4 - fields\n"
+    "for c = 0, chunks - 1 do\n"
+    "  redis.call('SET', KEYS[2] .. ':b:' .. c, ARGV[5 + fields + c], 'PX', ttl)\n"
+    "end\n"
+    "local before = math.ceil((tonumber(old[3] or '0') or 0) / 256)\n"
+    "if before > 256 then before = 256 end\n"
+    "for c = chunks, before - 1 do redis.call('DEL', KEYS[2] .. ':b:' .. c) end\n"
+    "return {1, gen + 1}\n";
+
+/* Answers the epoch in Redis, which is then at least ours. */
+static const char epoch_script[] = "local seen = tonumber(redis.call('GET', KEYS[1]) or '0') or 0\n"
+                                   "if seen < tonumber(ARGV[1]) then\n"
+                                   "  redis.call('SET', KEYS[1], ARGV[1])\n"
+                                   "  return tonumber(ARGV[1])\n"
+                                   "end\n"
+                                   "return seen\n";
+
+enum list_kind { LIST_LRU, LIST_QUEUE, LIST_KINDS };
+
+struct list {
+    uint32_t head, tail, count;
+};
+
+struct session {
+    bool used, dirty, inflight, queued;
+    struct km_map *map;
+    char sid[33];
+    uint32_t bucket_next;
+    struct {
+        uint32_t prev, next;
+    } link[LIST_KINDS];
+    struct hash128 salt;
+    struct msg_id request;
+    uint64_t lease;
+    uint64_t gen; /* in Redis under our epoch, as far as we know */
+    uint32_t retries;
+    uint32_t token_count;
+    uint32_t entry_count, entry_capacity;
+    uint8_t *entries; /* KM_MAP_ENTRY_BYTES each */
+};
+
+struct km_map {
+    uint32_t magic;
+    struct km_map_options options;
+    char prefix[96]; /* tandem:{<cluster>}: */
+    char epoch_key[128];
+    struct hash128 layout_fp, model_fp;
+    struct session *sessions;
+    uint32_t *buckets;
+    uint32_t bucket_count; /* a power of two */
+    struct list lists[LIST_KINDS];
+    uint32_t free_head;    /* unused sessions by bucket_next */
+    uint32_t entries_used; /* sum of capacities */
+    uint32_t inflight;
+    bool epoch_asked, epoch_ready; /* our epoch is in Redis: writes may go */
+    uint8_t *scratch;              /* chunk values of one write */
+    size_t scratch_bytes;
+    struct km_map_stats stats;
+};
+
+/* --- sessions */
+
+static void list_add(struct km_map *m, enum list_kind kind, uint32_t index)
+{
+    struct list *list = &m->lists[kind];
+    struct session *s = &m->sessions[index];
+    s->link[kind].prev = list->tail;
+    s->link[kind].next = NONE;
+    if (list->tail == NONE)
+        list->head = index;
+    else
+        m->sessions[list->tail].link[kind].next = index;
+    list->tail = index;
+    list->count++;
+}
+
+static void list_drop(struct km_map *m, enum list_kind kind, uint32_t index)
+{
+    struct list *list = &m->lists[kind];
+    struct session *s = &m->sessions[index];
+    CHECK(list->count > 0);
+    if (s->link[kind].prev == NONE)
+        list->head = s->link[kind].next;
+    else
+        m->sessions[s->link[kind].prev].link[kind].next = s->link[kind].next;
+    if (s->link[kind].next == NONE)
+        list->tail = s->link[kind].prev;
+    else
+        m->sessions[s->link[kind].next].link[kind].prev = s->link[kind].prev;
+    list->count--;
+}
+
+static uint32_t index_of(const struct km_map *m, const struct session *s)
+{
+    CHECK(s >= m->sessions && s < m->sessions + m->options.sessions_max);
+    return (uint32_t)(s - m->sessions);
+}
+
+static uint32_t *bucket_of(struct km_map *m, const char *sid)
+{
+    uint32_t hash = 2166136261u;
+    for (const char *c = sid; *c; c++)
+        hash = (hash ^ (uint8_t)*c) * 16777619u;
+    return &m->buckets[hash & (m->bucket_count - 1)];
+}
+
+static struct session *session_find(struct km_map *m, const char *sid)
+{
+    for (uint32_t i = *bucket_of(m, sid); i != NONE; i = m->sessions[i].bucket_next) {
+        CHECK(m->sessions[i].used);
+        if (strcmp(m->sessions[i].sid, sid) == 0)
+            return &m->sessions[i];
+    }
+    return NULL;
+}
+
+static void queue_add(struct km_map *m, struct session *s)
+{
+    if (s->queued || s->inflight)
+        return;
+    s->queued = true;
+    list_add(m, LIST_QUEUE, index_of(m, s));
+}
+
+static void queue_drop(struct km_map *m, struct session *s)
+{
+    if (!s->queued)
+        return;
+    s->queued = false;
+    list_drop(m, LIST_QUEUE, index_of(m, s));
+}
+
+static void session_forget(struct km_map *m, struct session *s)
+{
+    CHECK(s->used && !s->inflight);
+    uint32_t index = index_of(m, s);
+    uint32_t *at = bucket_of(m, s->sid);
+    while (*at != index)
+        at = &m->sessions[*at].bucket_next;
+    *at = s->bucket_next;
+    if (s->dirty)
+        m->stats.dropped++;
+    queue_drop(m, s);
+    list_drop(m, LIST_LRU, index);
+    CHECK(m->entries_used >= s->entry_capacity);
+    m->entries_used -= s->entry_capacity;
+    free(s->entries);
+    *s = (struct session){.bucket_next = m->free_head};
+    m->free_head = index;
+    m->stats.sessions--;
+}
+
+/* Forgets the session committed to longest ago that is neither in flight nor `keep`. */
+static bool session_evict(struct km_map *m, const struct session *keep)
+{
+    for (uint32_t i = m->lists[LIST_LRU].head; i != NONE; i = m->sessions[i].link[LIST_LRU].next) {
+        struct session *s = &m->sessions[i];
+        if (s == keep || s->inflight)
+            continue;
+        session_forget(m, s);
+        return true;
+    }
+    return false;
+}
+
+static struct session *session_add(struct km_map *m, const char *sid)
+{
+    if (m->free_head == NONE && !session_evict(m, NULL))
+        return NULL;
+    uint32_t index = m->free_head;
+    struct session *s = &m->sessions[index];
+    CHECK(!s->used);
+    m->free_head = s->bucket_next;
+    uint32_t *bucket = bucket_of(m, sid);
+    *s = (struct session){.used = true, .map = m, .bucket_next = *bucket};
+    *bucket = index;
+    snprintf(s->sid, sizeof(s->sid), "%s", sid);
+    list_add(m, LIST_LRU, index);
+    m->stats.sessions++;
+    return s;
+}
+
+static bool session_room(struct km_map *m, struct session *s, uint32_t count)
+{
+    if (count <= s->entry_capacity)
+        return true;
+    if (count > KM_MAP_BLOCKS_MAX)
+        return false;
+    uint32_t capacity = s->entry_capacity > 0 ? s->entry_capacity : 16;
+    while (capacity < count)
+        capacity *= 2;
+    uint32_t more = capacity - s->entry_capacity;
+    while (m->entries_used + more > m->options.entries_max) {
+        if (!session_evict(m, s))
+            return false;
+    }
+    uint8_t *entries = realloc(s->entries, (size_t)capacity * KM_MAP_ENTRY_BYTES);
+    if (!entries)
+        return false;
+    s->entries = entries;
+    s->entry_capacity = capacity;
+    m->entries_used += more;
+    return true;
+}
+
+/* --- writes */
+
+static void put_u32(uint8_t *to, uint32_t value)
+{
+    for (int i = 0; i < 4; i++)
+        to[i] = (uint8_t)(value >> (8 * i));
+}
+
+static void put_u64(uint8_t *to, uint64_t value)
+{
+    put_u32(to, (uint32_t)value);
+    put_u32(to + 4, (uint32_t)(value >> 32));
+}
+
+struct script_args {
+    int count;
+    const char *argv[ARGS_MAX];
+    size_t bytes[ARGS_MAX];
+    char text[FIELDS + ARGS_FIXED][48];
+    uint32_t texts;
+};
+
+static void args_bytes(struct script_args *args, const void *bytes, size_t count)
+{
+    CHECK(args->count < (int)ARGS_MAX);
+    args->argv[args->count] = bytes;
+    args->bytes[args->count++] = count;
+}
+
+static void args_text(struct script_args *args, const char *text)
+{
+    args_bytes(args, text, strlen(text));
+}
+
+static void args_u64(struct script_args *args, uint64_t value)
+{
+    CHECK(args->texts < ARRAY_COUNT(args->text));
+    char *text = args->text[args->texts++];
+    snprintf(text, sizeof(args->text[0]), "%" PRIu64, value);
+    args_text(args, text);
+}
+
+static void args_hex(struct script_args *args, const void *bytes, size_t count)
+{
+    CHECK(args->texts < ARRAY_COUNT(args->text) && 2 * count < sizeof(args->text[0]));
+    char *text = args->text[args->texts++];
+    hex_encode(bytes, count, text);
+    args_text(args, text);
+}
+
+#define ADD_U64(args, name, value)                                                                 \
+    do {                                                                                           \
+        args_text(args, name);                                                                     \
+        args_u64(args, value);                                                                     \
+    } while (0)
+#define ADD_HEX(args, name, object)                                                                \
+    do {                                                                                           \
+        args_text(args, name);                                                                     \
+        args_hex(args, &(object), sizeof(object));                                                 \
+    } while (0)
+
+static void args_fields(struct script_args *args, const struct km_map *m, const struct session *s)
+{
+    uint64_t incarnation = m->options.incarnation;
+    uint8_t big_endian[8];
+    for (int i = 0; i < 8; i++)
+        big_endian[i] = (uint8_t)(incarnation >> (56 - 8 * i));
+    struct hash128 tail;
+    memcpy(&tail, s->entries + (size_t)(s->entry_count - 1) * KM_MAP_ENTRY_BYTES, sizeof(tail));
+    int before = args->count;
+    ADD_U64(args, "epoch", m->options.epoch);
+    ADD_HEX(args, "incarnation", big_endian);
+    ADD_HEX(args, "layout_fp", m->layout_fp);
+    ADD_HEX(args, "model_fp", m->model_fp);
+    ADD_HEX(args, "salt", s->salt);
+    ADD_U64(args, "n_tokens", s->token_count);
+    ADD_U64(args, "n_blocks", s->entry_count);
+    ADD_HEX(args, "tail_hash", tail);
+    ADD_U64(args, "kda_snap_pos", 0);
+    ADD_U64(args, "drafter_pos", 0);
+    ADD_U64(args, "tier", 0);
+    ADD_U64(args, "pin_until", 0);
+    ADD_U64(args, "gen", s->gen + 1);
+    ADD_HEX(args, "last_request", s->request);
+    ADD_U64(args, "updated_ms", m->options.unix_ms());
+    CHECK(args->count - before == 2 * (int)FIELDS);
+}
+
+static bool args_chunks(struct script_args *args, struct km_map *m, const struct session *s)
+{
+    uint32_t chunks = (s->entry_count + KM_MAP_CHUNK_BLOCKS - 1) / KM_MAP_CHUNK_BLOCKS;
+    size_t need =
+        (size_t)chunks * KM_MAP_HEADER_BYTES + (size_t)s->entry_count * KM_MAP_ENTRY_BYTES;
+    if (need > m->scratch_bytes) {
+        uint8_t *bigger = realloc(m->scratch, need);
+        if (!bigger)
+            return false;
+        m->scratch = bigger;
+        m->scratch_bytes = need;
+    }
+    uint8_t *at = m->scratch;
+    for (uint32_t c = 0; c < chunks; c++) {
+        uint32_t first = c * KM_MAP_CHUNK_BLOCKS, left = s->entry_count - first;
+        uint32_t count = left < KM_MAP_CHUNK_BLOCKS ? left : KM_MAP_CHUNK_BLOCKS;
+        size_t bytes = (size_t)count * KM_MAP_ENTRY_BYTES;
+        put_u64(at, m->options.epoch);
+        put_u64(at + 8, s->gen + 1);
+        memcpy(at + KM_MAP_HEADER_BYTES, s->entries + (size_t)first * KM_MAP_ENTRY_BYTES, bytes);
+        uint32_t crc = hash_crc32c(0, at, 16);
+        put_u32(at + 16, hash_crc32c(crc, at + KM_MAP_HEADER_BYTES, bytes));
+        args_bytes(args, at, KM_MAP_HEADER_BYTES + bytes);
+        at += KM_MAP_HEADER_BYTES + bytes;
+    }
+    CHECK(at == m->scratch + need);
+    return true;
+}
+
+static void write_done(void *arg, enum err e, const struct redis_value *value);
+
+static enum err session_write(struct km_map *m, struct session *s)
+{
+    char sess_key[160];
+    struct script_args args = {0};
+    CHECK(s->entry_count > 0);
+    snprintf(sess_key, sizeof(sess_key), "%ssess:%s", m->prefix, s->sid);
+    args_text(&args, m->epoch_key);
+    args_text(&args, sess_key);
+    args_u64(&args, m->options.epoch);
+    args_u64(&args, s->gen);
+    args_u64(&args, m->options.ttl_ms);
+    args_u64(&args, 2 * FIELDS);
+    args_fields(&args, m, s);
+    if (!args_chunks(&args, m, s))
+        return ERR_NOMEM;
+    return redis_script(m->options.redis, write_script, write_done, s, KEYS, args.count, args.argv,
+                        args.bytes);
+}
+
+/* Sends queued sessions as far as writes_max allows.  ERR_BUSY leaves the rest queued for the next
+ * commit or answer. */
+static void map_pump(struct km_map *m)
+{
+    while (m->epoch_ready && m->inflight < m->options.writes_max &&
+           m->lists[LIST_QUEUE].head != NONE && redis_up(m->options.redis)) {
+        struct session *s = &m->sessions[m->lists[LIST_QUEUE].head];
+        CHECK(s->used && s->queued && !s->inflight);
+        if (s->entry_count == 0) { /* emptied while it waited */
+            s->dirty = false;
+            queue_drop(m, s);
+            continue;
+        }
+        enum err e = session_write(m, s);
+        if (e == ERR_BUSY)
+            return;
+        queue_drop(m, s);
+        if (e != ERR_OK) {
+            m->stats.failed++;
+            continue;
+        }
+        s->dirty = false;
+        s->inflight = true;
+        m->inflight++;
+    }
+}
+
+static void epoch_done(void *arg, enum err e, const struct redis_value *value)
+{
+    struct km_map *m = arg;
+    CHECK_OBJ(m, KM_MAP_MAGIC);
+    m->epoch_asked = false;
+    if (e != ERR_OK || value->type != REDIS_INTEGER || value->integer < 0) {
+        m->stats.failed++;
+        return;
+    }
+    m->stats.redis_epoch = value->integer > UINT32_MAX ? UINT32_MAX : (uint32_t)value->integer;
+    m->epoch_ready = m->stats.redis_epoch == m->options.epoch;
+    if (!m->epoch_ready) {
+        log_warn(KVMGR, "session maps are off until the next start",
+                 "reason=\"redis knows a later epoch\" epoch=%u redis_epoch=%u", m->options.epoch,
+                 m->stats.redis_epoch);
+        return;
+    }
+    for (uint32_t i = m->lists[LIST_LRU].head; i != NONE; i = m->sessions[i].link[LIST_LRU].next) {
+        struct session *s = &m->sessions[i];
+        s->dirty = true;
+        s->retries = 0;
+        queue_add(m, s);
+    }
+    map_pump(m);
+}
+
+static void epoch_raise(struct km_map *m)
+{
+    if (m->epoch_asked || !redis_up(m->options.redis))
+        return;
+    char epoch[16];
+    snprintf(epoch, sizeof(epoch), "%u", m->options.epoch);
+    const char *argv[] = {m->epoch_key, epoch};
+    size_t bytes[] = {strlen(m->epoch_key), strlen(epoch)};
+    m->epoch_asked =
+        redis_script(m->options.redis, epoch_script, epoch_done, m, 1, 2, argv, bytes) == ERR_OK;
+}
+
+/* What the script said about a session.  A refusal by gen is told apart from one by epoch: we are
+ * the only writer under our epoch, so the stored gen is one of our own whose answer was lost. */
+static void write_answer(struct km_map *m, struct session *s, int64_t status, int64_t number)
+{
+    if (status == 1) {
+        m->stats.writes++;
+        s->gen = (uint64_t)number;
+        s->retries = 0;
+    } else if (status == 2) {
+        m->stats.refused_gen++;
+        s->gen = (uint64_t)number;
+        if (s->retries++ < RETRIES_MAX)
+            s->dirty = true;
+    } else {
+        m->stats.refused_epoch++;
+        s->dirty = true;
+        m->epoch_ready = false; /* Redis was emptied, or another kvmgr took over */
+        epoch_raise(m);
+    }
+}
+
+static void write_done(void *arg, enum err e, const struct redis_value *value)
+{
+    struct session *s = arg;
+    struct km_map *m = s->map;
+    CHECK_OBJ(m, KM_MAP_MAGIC);
+    CHECK(s->used && s->inflight && m->inflight > 0);
+    s->inflight = false;
+    m->inflight--;
+    if (e != ERR_OK) {
+        m->stats.failed++;
+        s->dirty = true; /* written again when Redis returns */
+        return;
+    }
+    if (value->type == REDIS_ARRAY && value->count == 2 && value->items[0].type == REDIS_INTEGER &&
+        value->items[1].type == REDIS_INTEGER && value->items[1].integer >= 0) {
+        write_answer(m, s, value->items[0].integer, value->items[1].integer);
+    } else {
+        m->stats.failed++;
+        log_warn(KVMGR, "session map not written", "reason=\"%.*s\"",
+                 value->text ? (int)value->bytes : 0, value->text ? value->text : "");
+    }
+    if (s->dirty)
+        queue_add(m, s);
+    map_pump(m);
+}
+
+/* --- public */
+
+struct km_map *km_map_create(const struct km_map_options *options)
+{
+    CHECK(options->epoch > 0 && options->sessions_max > 0 && options->ttl_ms > 0);
+    struct km_map *m = mem_take(sizeof(*m));
+    m->magic = KM_MAP_MAGIC;
+    m->options = *options;
+    if (m->options.entries_max == 0)
+        m->options.entries_max = ENTRIES_DEFAULT;
+    if (m->options.writes_max == 0)
+        m->options.writes_max = WRITES_DEFAULT;
+    snprintf(m->prefix, sizeof(m->prefix), "tandem:{%.64s}:", options->cluster);
+    snprintf(m->epoch_key, sizeof(m->epoch_key), "%sepoch:%u", m->prefix, options->pool_id);
+    m->options.cluster = NULL;
+    m->sessions = mem_take_array(options->sessions_max, sizeof(*m->sessions));
+    for (uint32_t i = 0; i < options->sessions_max; i++)
+        m->sessions[i].bucket_next = i + 1 < options->sessions_max ? i + 1 : NONE;
+    m->bucket_count = 16;
+    while (m->bucket_count < options->sessions_max && m->bucket_count < 1u << 20)
+        m->bucket_count *= 2;
+    m->buckets = mem_take_array(m->bucket_count, sizeof(*m->buckets));
+    memset(m->buckets, 0xff, m->bucket_count * sizeof(*m->buckets));
+    for (uint32_t kind = 0; kind < LIST_KINDS; kind++)
+        m->lists[kind] = (struct list){NONE, NONE, 0};
+    return m;
+}
+
+void km_map_destroy(struct km_map **map_p)
+{
+    struct km_map *m = *map_p;
+    if (!m)
+        return;
+    CHECK_OBJ(m, KM_MAP_MAGIC);
+    CHECK(m->inflight == 0); /* Redis went first and has answered for all */
+    for (uint32_t i = 0; i < m->options.sessions_max; i++)
+        free(m->sessions[i].entries);
+    mem_give(m->sessions);
+    mem_give(m->buckets);
+    free(m->scratch);
+    m->magic = 0;
+    mem_give(m);
+    *map_p = NULL;
+}
+
+void km_map_arena(struct km_map *m, const struct hash128 *layout_fp, const struct hash128 *model_fp)
+{
+    CHECK_OBJ(m, KM_MAP_MAGIC);
+    if (memcmp(&m->layout_fp, layout_fp, sizeof(*layout_fp)) == 0 &&
+        memcmp(&m->model_fp, model_fp, sizeof(*model_fp)) == 0)
+        return;
+    m->layout_fp = *layout_fp;
+    m->model_fp = *model_fp;
+    while (session_evict(m, NULL))
+        continue;
+    /* One in flight is emptied: its next commit starts it anew. */
+    for (uint32_t i = 0; i < m->options.sessions_max; i++)
+        m->sessions[i].lease = m->sessions[i].entry_count = 0;
+}
+
+static void session_append(struct session *s, const struct km_session_change *c)
+{
+    CHECK(s->entry_count + c->count <= s->entry_capacity);
+    for (uint32_t i = 0; i < c->count; i++) {
+        uint8_t *entry = s->entries + (size_t)(s->entry_count + i) * KM_MAP_ENTRY_BYTES;
+        memcpy(entry, &c->hashes[i], sizeof(c->hashes[i]));
+        put_u32(entry + 16, c->blocks[i]);
+        entry[20] = 0; /* tier: the arena */
+        entry[21] = 0; /* flags */
+    }
+    s->entry_count += c->count;
+}
+
+void km_map_commit(struct km_map *m, const struct km_session_change *c)
+{
+    CHECK_OBJ(m, KM_MAP_MAGIC);
+    CHECK(strlen(c->sid) == 32 && c->count > 0);
+    struct session *s = session_find(m, c->sid);
+    if (!s && c->first_block == 0)
+        s = session_add(m, c->sid);
+    if (!s) { /* forgotten in the middle, or no room */
+        m->stats.dropped++;
+        return;
+    }
+    /* Two requests of one session at once: the one that began last is the session's. */
+    if (s->lease != c->lease && c->first_block == 0) {
+        s->lease = c->lease;
+        s->entry_count = 0;
+    }
+    if (s->lease != c->lease || s->entry_count != c->first_block) {
+        m->stats.superseded++;
+        return;
+    }
+    if (!session_room(m, s, s->entry_count + c->count)) {
+        m->stats.dropped++;
+        if (s->entry_count == 0 && !s->inflight)
+            session_forget(m, s);
+        return;
+    }
+    session_append(s, c);
+    s->salt = c->salt;
+    s->request = c->request;
+    s->token_count = c->token_count;
+    s->retries = 0;
+    s->dirty = true;
+    list_drop(m, LIST_LRU, index_of(m, s));
+    list_add(m, LIST_LRU, index_of(m, s));
+    if (!m->epoch_ready) {
+        if (m->stats.redis_epoch <= m->options.epoch)
+            epoch_raise(m);
+        if (!m->epoch_asked) /* else its answer sends the session off */
+            m->stats.dropped++;
+        return;
+    }
+    queue_add(m, s);
+    map_pump(m);
+}
+
+void km_map_redis_up(struct km_map *m, bool up)
+{
+    CHECK_OBJ(m, KM_MAP_MAGIC);
+    m->epoch_ready = false;
+    if (up)
+        epoch_raise(m);
+}
+
+const struct km_map_stats *km_map_stats(const struct km_map *m)
+{
+    CHECK_OBJ(m, KM_MAP_MAGIC);
+    return &m->stats;
+}
