@@ -318,35 +318,72 @@ static void bounds_drop_whole_messages(void **state)
     rig_close(&r);
 }
 
-/* Bytes that are no ZeroMQ at all, beside a peer that goes on working. */
+/* Greetings of every age of the protocol, so that the noise after them reaches all the code. */
+static void noise_make(struct rng *rng, unsigned char bytes[512])
+{
+    for (size_t i = 0; i < 512; i++)
+        bytes[i] = (unsigned char)rng_u32(rng);
+    unsigned char *at = bytes;
+    switch (rng_below(rng, 4)) {
+    case 0: /* none */
+        break;
+    case 1: /* 1.0: a routing id */
+        memcpy(at, "\x09\0worker-1", 10);
+        at += 10;
+        break;
+    case 2: /* 2.0 */
+        memcpy(at, "\xff\0\0\0\0\0\0\0\x09\x7f\x01\x05", 12);
+        at += 12;
+        break;
+    default: /* 3.0 */
+        memset(at, 0, 64);
+        memcpy(at, "\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL", 16);
+        at += 64;
+        break;
+    }
+    if (rng_below(rng, 2) == 0) /* a command frame around the noise */
+        memcpy(at, "\x04\x60\x05READY\x08Identity\0\0\0\x08worker-1", 28);
+}
+
+/* Bytes that are no ZeroMQ at all, beside a peer that goes on working.  Every rig is closed with
+ * some of them still arriving. */
 static void garbage_on_the_socket(void **state)
 {
-    struct rig r;
-    rig_open(&r, 1000);
-    rig_connect(&r, 1000);
-    r.echo = true;
     struct rng rng;
     rng_init(&rng, 99);
-    uint32_t total = 0;
-    for (int round = 0; round < 40; round++) {
-        int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
-        struct sockaddr_un a = {.sun_family = AF_UNIX};
-        memcpy(a.sun_path, r.path, strlen(r.path) + 1);
-        assert_int_equal(connect(fd, (struct sockaddr *)&a, sizeof(a)), 0);
-        unsigned char noise[512];
-        for (size_t i = 0; i < sizeof(noise); i++)
-            noise[i] = (unsigned char)rng_u32(&rng);
-        if (round % 2 == 0) /* a plausible greeting, then noise */
-            memcpy(noise, "\xff\0\0\0\0\0\0\0\x01\x7f\x03\x00NULL", 16);
-        ssize_t put = send(fd, noise, rng_below(&rng, sizeof(noise)) + 1, MSG_NOSIGNAL);
-        assert_true(put != 0);
-        struct bus_frame f = {"ping", 4};
-        assert_int_equal(bus_send(r.client, NULL, &f, 1), ERR_OK);
-        total += 2;
-        rig_run(&r, total);
-        close(fd);
+    for (int rigs = 0; rigs < 6; rigs++) {
+        struct rig r;
+        rig_open(&r, 1000);
+        rig_connect(&r, 1000);
+        r.echo = true;
+        int fds[20];
+        for (int round = 0; round < 20; round++) {
+            int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0);
+            struct sockaddr_un a = {.sun_family = AF_UNIX};
+            memcpy(a.sun_path, r.path, strlen(r.path) + 1);
+            assert_int_equal(connect(fd, (struct sockaddr *)&a, sizeof(a)), 0);
+            unsigned char noise[512];
+            noise_make(&rng, noise);
+            ssize_t put = send(fd, noise, rng_below(&rng, sizeof(noise)) + 1, MSG_NOSIGNAL);
+            assert_true(put != 0);
+            fds[round] = fd;
+            if (round >= 16)
+                continue;
+            struct bus_frame f = {"ping", 4};
+            assert_int_equal(bus_send(r.client, NULL, &f, 1), ERR_OK);
+            uint64_t had = bus_stats(r.client)->received;
+            while (bus_stats(r.client)->received == had)
+                rig_run(&r, r.server_got + r.client_got + 1);
+            if (round % 2 == 0) {
+                close(fd);
+                fds[round] = -1;
+            }
+        }
+        rig_close(&r);
+        for (int round = 0; round < 20; round++)
+            if (fds[round] >= 0)
+                close(fds[round]);
     }
-    rig_close(&r);
 }
 
 static void same_id_takes_over(void **state)
