@@ -1,0 +1,847 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tests/unit/wk_world.h - the batching core against a fake executor, kvmgr, drafter and router on a virtual clock.
+ *
+ * The fake model's token is a hash of the whole history, read back through the block tables that
+ * the plans carry and checked against the state slot, so a wrong table, slot, replay count or
+ * position changes the text.  For test_wk_core.c alone: functions are static inline. */
+#ifndef TESTS_UNIT_WK_WORLD_H
+#define TESTS_UNIT_WK_WORLD_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "lib/base/arena.h"
+#include "lib/base/rng.h"
+#include "worker/wk_core.h"
+
+#define VOCAB      64u
+#define STOP_ID    5u
+#define REQS_MAX   24u
+#define TEXT_MAX   512u
+#define BLOCKS_MAX 256u
+#define BT_MAX     16u
+#define SLOTS_MAX  32u
+#define QUEUE_MAX  4096u
+#define ENTRIES    64u
+
+struct request {
+    struct msg_id id;
+    struct msg_request q;
+    uint32_t ids[TEXT_MAX];
+    uint32_t text[TEXT_MAX], text_count, finish; /* the plain run */
+    uint32_t got[TEXT_MAX], got_count;
+    uint32_t finishes, finish_seen, code;
+    bool live, waiting, cancelled;
+    uint64_t arrive_us, cancel_us, opened_us, sliced_us;
+    char spec[16];
+    uint32_t drafter_count;
+    uint32_t drafter_ids[TEXT_MAX];
+    bool drafter_open;
+    struct msg_receipt receipt;
+    char receipt_spec[16];
+};
+
+struct lease {
+    uint64_t lease;
+    uint32_t request, slot, count;
+    uint32_t blocks[BLOCKS_MAX];
+};
+
+struct item {
+    uint64_t at_us, order;
+    bool used;
+    enum wk_event_type type;
+    uint32_t arrive; /* request + 1: assign it */
+    struct msg msg;
+    uint32_t ids[BLOCKS_MAX];
+};
+
+struct state_slot {
+    uint32_t count, journal_count;
+    uint64_t hash;
+    uint32_t journal[WK_STEP_ROWS_MAX];
+};
+
+enum drafter_mode {
+    DRAFT_RIGHT,
+    DRAFT_MIXED,
+    DRAFT_WRONG,
+    DRAFT_GARBAGE,
+    DRAFT_SILENT,
+    DRAFT_SLOW,
+    DRAFT_NONE
+};
+
+struct world {
+    struct rng rng;
+    uint64_t now_us, order, wake_us;
+    struct wk_core *core;
+    struct wk_core_options options;
+    struct wk_actions actions;
+    struct arena arena;
+    struct item *queue;
+    struct request reqs[REQS_MAX];
+    uint32_t req_count;
+    /* kvmgr */
+    struct lease leases[ENTRIES];
+    uint64_t lease_next;
+    uint32_t block_count, slot_count, block_used, kv_refusals;
+    bool block_taken[BLOCKS_MAX], slot_taken[SLOTS_MAX];
+    bool kv_restart_pending;
+    uint64_t kv_incarnation;
+    /* executor */
+    uint32_t rows[BLOCKS_MAX * BT_MAX];
+    struct state_slot slots[SLOTS_MAX];
+    uint32_t table[ENTRIES][BLOCKS_MAX];
+    uint32_t table_count[ENTRIES];
+    struct wk_plan_setup setups[ENTRIES];
+    struct wk_plan_seq batch[WK_PREFILL_SEQS_MAX];
+    uint32_t batch_ids[TEXT_MAX * WK_PREFILL_SEQS_MAX];
+    uint32_t batch_count, batch_layer;
+    struct wk_result result;
+    bool running;
+    uint64_t step;
+    double us_per_row, us_fixed;
+    uint64_t slice_us_max;
+    uint32_t fail_steps;
+    /* drafter */
+    enum drafter_mode drafter;
+    uint64_t drafter_incarnation;
+    uint64_t gap_us_max;
+    uint32_t step_rows_max;
+};
+
+static uint8_t has_token[VOCAB];
+
+/* ---- the fake model ---- */
+
+static inline uint64_t mix(uint64_t h, uint64_t v)
+{
+    h = (h ^ v) * 0x9e3779b97f4a7c15ull;
+    return h ^ (h >> 29);
+}
+
+static inline bool banned(const struct wk_plan_setup *s, uint32_t position, uint32_t id)
+{
+    if (position - s->prompt_count >= s->output_tokens_min)
+        return false;
+    for (uint32_t i = 0; i < s->banned_count; i++)
+        if (s->banned_ids[i] == id)
+            return true;
+    return false;
+}
+
+static inline uint32_t model_token(uint64_t hash, uint32_t position, const struct wk_plan_setup *s)
+{
+    uint64_t h = mix(mix(hash, position), s->seed);
+    for (;;) {
+        uint32_t id = (uint32_t)(h % VOCAB);
+        if (has_token[id] && !banned(s, position, id))
+            return id;
+        h = mix(h, 1);
+    }
+}
+
+static inline void plain_run(struct world *w, struct request *r)
+{
+    struct wk_plan_setup s = {.prompt_count = r->q.prompt_count,
+                              .output_tokens_min = r->q.limits.output_tokens_min,
+                              .seed = r->q.sampling.seed,
+                              .banned_count = 1,
+                              .banned_ids = {STOP_ID}};
+    uint64_t hash = 0;
+    for (uint32_t i = 0; i < r->q.prompt_count; i++)
+        hash = mix(hash, r->ids[i]);
+    r->finish = MSG_FINISH_NONE;
+    while (r->finish == MSG_FINISH_NONE) {
+        uint32_t id = model_token(hash, r->q.prompt_count + r->text_count, &s);
+        r->text[r->text_count++] = id;
+        hash = mix(hash, id);
+        if (id == STOP_ID && r->text_count > r->q.limits.output_tokens_min)
+            r->finish = MSG_FINISH_STOP;
+        else if (r->text_count >= r->q.limits.output_tokens_max ||
+                 r->q.prompt_count + r->text_count >= w->options.context_max)
+            r->finish = MSG_FINISH_LENGTH;
+    }
+}
+
+/* ---- queue ---- */
+
+static inline struct item *later(struct world *w, uint64_t delay_us)
+{
+    for (uint32_t i = 0; i < QUEUE_MAX; i++)
+        if (!w->queue[i].used) {
+            struct item *it = &w->queue[i];
+            memset(it, 0, offsetof(struct item, ids));
+            it->used = true;
+            it->at_us = w->now_us + delay_us;
+            it->order = w->order++;
+            it->type = WK_EV_MSG;
+            return it;
+        }
+    fail_msg("queue is full");
+    return NULL;
+}
+
+static inline struct item *earliest(struct world *w)
+{
+    struct item *best = NULL;
+    for (uint32_t i = 0; i < QUEUE_MAX; i++) {
+        struct item *it = &w->queue[i];
+        if (it->used && (best == NULL || it->at_us < best->at_us ||
+                         (it->at_us == best->at_us && it->order < best->order)))
+            best = it;
+    }
+    return best;
+}
+
+static inline struct request *request_of(struct world *w, const struct msg_id *id)
+{
+    uint32_t index;
+    memcpy(&index, id->bytes, sizeof index);
+    assert_true(index < w->req_count);
+    return &w->reqs[index];
+}
+
+/* ---- fake kvmgr ---- */
+
+static inline struct lease *lease_find(struct world *w, uint64_t lease)
+{
+    for (uint32_t i = 0; i < ENTRIES; i++)
+        if (w->leases[i].lease == lease && lease != 0)
+            return &w->leases[i];
+    return NULL;
+}
+
+static inline void lease_drop(struct world *w, struct lease *l)
+{
+    for (uint32_t i = 0; i < l->count; i++) {
+        assert_true(w->block_taken[l->blocks[i]]);
+        w->block_taken[l->blocks[i]] = false;
+        w->block_used--;
+        /* Whoever reads these rows now reads nonsense. */
+        memset(&w->rows[l->blocks[i] * BT_MAX], 0xee, BT_MAX * sizeof *w->rows);
+    }
+    w->slot_taken[l->slot] = false;
+    memset(l, 0, sizeof *l);
+}
+
+static inline void blocks_give(struct world *w, struct lease *l, uint32_t count, uint32_t *ret_ids)
+{
+    uint32_t at = rng_below(&w->rng, w->block_count);
+    for (uint32_t i = 0; i < count; i++) {
+        while (w->block_taken[at])
+            at = (at + 1) % w->block_count;
+        w->block_taken[at] = true;
+        w->block_used++;
+        l->blocks[l->count++] = at;
+        ret_ids[i] = at;
+    }
+}
+
+static inline void kv_open(struct world *w, const struct msg *m)
+{
+    struct request *r = request_of(w, &m->id);
+    uint32_t index = (uint32_t)(r - w->reqs), slot = 0;
+    struct lease *l = NULL;
+    for (uint32_t i = 0; i < ENTRIES; i++)
+        if (w->leases[i].lease != 0 && w->leases[i].request == index)
+            lease_drop(w, &w->leases[i]);
+    for (uint32_t i = 0; i < ENTRIES && l == NULL; i++)
+        if (w->leases[i].lease == 0)
+            l = &w->leases[i];
+    assert_int_equal(m->u.kv_open.hash_count, r->q.prompt_count / w->options.shape.block_tokens);
+    struct item *it = later(w, 20 + rng_below(&w->rng, 2000));
+    it->msg.type = MSG_KV_OPEN_REPLY;
+    it->msg.id = m->id;
+    while (slot < w->slot_count && w->slot_taken[slot])
+        slot++;
+    struct msg_kv_open_reply *reply = &it->msg.u.kv_open_reply;
+    bool refuse = w->kv_refusals > 0 && rng_below(&w->rng, 8) == 0;
+    if (m->u.kv_open.blocks_wanted > w->block_count - w->block_used || slot == w->slot_count ||
+        refuse) {
+        reply->code = ERR_KV_FULL;
+        return;
+    }
+    l->lease = ++w->lease_next;
+    l->request = index;
+    l->slot = slot;
+    w->slot_taken[slot] = true;
+    blocks_give(w, l, m->u.kv_open.blocks_wanted, it->ids);
+    reply->lease = l->lease;
+    reply->state_slot = slot;
+    reply->snapshot_slot = UINT32_MAX;
+    reply->block_count = l->count;
+    r->opened_us = it->at_us;
+    r->sliced_us = 0;
+}
+
+static inline void kv_extend(struct world *w, const struct msg *m)
+{
+    const struct msg_kv_extend *e = &m->u.kv_extend;
+    struct lease *l = lease_find(w, e->lease);
+    struct item *it = later(w, 20 + rng_below(&w->rng, 2000));
+    it->msg.type = MSG_KV_EXTEND_REPLY;
+    it->msg.id = m->id;
+    struct msg_kv_extend_reply *reply = &it->msg.u.kv_extend_reply;
+    reply->lease = e->lease;
+    reply->blocks_have = e->blocks_have;
+    if (l == NULL) {
+        reply->code = ERR_NOT_FOUND;
+    } else if (e->blocks_wanted > w->block_count - w->block_used) {
+        reply->code = ERR_KV_FULL;
+    } else {
+        assert_int_equal(l->count, e->blocks_have);
+        blocks_give(w, l, e->blocks_wanted, it->ids);
+        reply->block_count = e->blocks_wanted;
+    }
+}
+
+static inline void kv_message(struct world *w, const struct msg *m)
+{
+    struct lease *l;
+    switch (m->type) {
+    case MSG_KV_OPEN:
+        kv_open(w, m);
+        break;
+    case MSG_KV_EXTEND:
+        kv_extend(w, m);
+        break;
+    case MSG_KV_RELEASE:
+        l = lease_find(w, m->u.kv_release.lease);
+        if (l != NULL)
+            lease_drop(w, l);
+        break;
+    case MSG_KV_COMMIT:
+        l = lease_find(w, m->u.kv_commit.lease);
+        assert_non_null(l);
+        assert_true(m->u.kv_commit.first_block + m->u.kv_commit.hash_count <= l->count);
+        assert_true((m->u.kv_commit.first_block + m->u.kv_commit.hash_count) *
+                        w->options.shape.block_tokens <=
+                    m->u.kv_commit.token_count);
+        break;
+    default:
+        fail_msg("message %d to kvmgr", m->type);
+    }
+}
+
+/* ---- fake drafter ---- */
+
+static inline void draft_reply(struct world *w, struct request *r, const struct msg *m)
+{
+    const struct msg_draft_propose *p = &m->u.draft_propose;
+    uint64_t delay = 20 + rng_below(&w->rng, 1000);
+    enum drafter_mode mode = w->drafter;
+    if (mode == DRAFT_SILENT)
+        return;
+    if (mode == DRAFT_SLOW)
+        delay += rng_below(&w->rng, 200000);
+    struct item *it = later(w, delay);
+    it->msg.type = MSG_DRAFT_REPLY;
+    it->msg.id = m->id;
+    struct msg_draft_reply *reply = &it->msg.u.draft_reply;
+    reply->step = p->step;
+    reply->epoch = p->epoch;
+    if (!r->drafter_open || r->drafter_count != p->base_length) {
+        reply->code = r->drafter_open ? ERR_EPOCH : ERR_NOT_FOUND;
+        return;
+    }
+    memcpy(r->drafter_ids + r->drafter_count, p->ids, p->ids_count * sizeof *p->ids);
+    r->drafter_count += p->ids_count;
+    assert_int_equal(p->anchor, r->drafter_ids[r->drafter_count - 1]);
+    reply->base_length = r->drafter_count;
+    reply->ids_count = rng_below(&w->rng, 8) ? p->draft_count : rng_below(&w->rng, 8);
+    for (uint32_t j = 0; j < reply->ids_count; j++) {
+        uint32_t at = r->drafter_count - r->q.prompt_count + j;
+        it->ids[j] = at < r->text_count ? r->text[at] : 1;
+        if (mode == DRAFT_WRONG || (mode == DRAFT_MIXED && rng_below(&w->rng, 3) == 0))
+            it->ids[j] = rng_below(&w->rng, VOCAB);
+        if (mode == DRAFT_GARBAGE && rng_below(&w->rng, 3) == 0)
+            it->ids[j] = rng_u32(&w->rng);
+    }
+    if (rng_below(&w->rng, 10) == 0) { /* the same answer again, late */
+        struct item *twice = later(w, delay + rng_below(&w->rng, 100000));
+        uint64_t at = twice->at_us, order = twice->order;
+        *twice = *it;
+        twice->at_us = at;
+        twice->order = order;
+    }
+}
+
+static inline void draft_message(struct world *w, const struct msg *m)
+{
+    struct request *r = request_of(w, &m->id);
+    if (m->type == MSG_DRAFT_OPEN) {
+        r->drafter_open = true;
+        r->drafter_count = m->u.draft_open.ids_count;
+        memcpy(r->drafter_ids, m->u.draft_open.ids, r->drafter_count * sizeof(uint32_t));
+    } else if (m->type == MSG_DRAFT_PROPOSE) {
+        assert_true(m->u.draft_propose.draft_count >= 1 && m->u.draft_propose.draft_count <= 7);
+        draft_reply(w, r, m);
+    } else {
+        assert_int_equal(m->type, MSG_DRAFT_CLOSE);
+        r->drafter_open = false;
+    }
+}
+
+/* ---- fake router ---- */
+
+static inline void router_message(struct world *w, const struct msg *m)
+{
+    struct request *r = request_of(w, &m->id);
+    if (m->type == MSG_ASSIGN_REPLY) {
+        if (m->u.assign_reply.code == ERR_OK) {
+            r->live = true;
+            return;
+        }
+        assert_true(strlen(m->u.assign_reply.text) > 0);
+        assert_true(m->u.assign_reply.code == ERR_BUSY || m->u.assign_reply.code == ERR_DRAINING);
+        struct item *it = later(w, 20000);
+        it->arrive = (uint32_t)(r - w->reqs) + 1;
+        return;
+    }
+    assert_int_equal(m->type, MSG_TOKENS_EMITTED);
+    const struct msg_tokens *t = &m->u.tokens;
+    assert_int_equal(t->seq, r->got_count);
+    assert_int_equal(r->finishes, 0);
+    for (uint32_t i = 0; i < t->count; i++) {
+        assert_int_equal(t->ids[i], r->text[r->got_count]);
+        r->got[r->got_count++] = t->ids[i];
+        if (r->q.sampling.logprobs) {
+            assert_true(t->logprob[i] == -(float)t->ids[i]);
+            assert_int_equal(t->top_count, r->q.sampling.top_logprobs);
+            for (uint32_t j = 0; j < t->top_count; j++)
+                assert_int_equal(t->top_ids[i * t->top_count + j], t->ids[i] + j);
+        }
+    }
+    if (t->finish != MSG_FINISH_NONE) {
+        r->finishes++;
+        r->finish_seen = t->finish;
+        r->code = t->code;
+        r->live = false;
+        assert_true(t->has_receipt);
+        r->receipt = t->receipt;
+        snprintf(r->receipt_spec, sizeof r->receipt_spec, "%s", t->receipt.spec);
+        assert_int_equal(t->receipt.output_tokens, r->got_count);
+        assert_int_equal(t->receipt.prompt_tokens, r->q.prompt_count);
+    }
+}
+
+/* ---- fake executor ---- */
+
+static inline uint32_t *row(struct world *w, uint32_t entry, uint32_t position)
+{
+    uint32_t bt = w->options.shape.block_tokens;
+    assert_true(position / bt < w->table_count[entry]);
+    return &w->rows[w->table[entry][position / bt] * BT_MAX + position % bt];
+}
+
+static inline void tables_take(struct world *w, const struct wk_plan *p)
+{
+    for (uint32_t i = 0; i < p->seq_count; i++) {
+        const struct wk_plan_seq *s = &p->seqs[i];
+        if (s->setup != WK_NONE) {
+            assert_true(s->fresh);
+            w->setups[s->entry] = p->setups[s->setup];
+            w->table_count[s->entry] = 0;
+        }
+        assert_int_equal(s->block_first, w->table_count[s->entry]);
+        for (uint32_t j = 0; j < s->block_count; j++)
+            w->table[s->entry][w->table_count[s->entry]++] = p->blocks[s->blocks_at + j];
+    }
+}
+
+static inline void seq_run(struct world *w, const struct wk_plan_seq *s, const uint32_t *ids,
+                           struct wk_result_seq *ret)
+{
+    struct state_slot *slot = &w->slots[s->state_slot];
+    assert_true(s->state_slot < w->slot_count && s->row_count >= 1);
+    if (s->fresh)
+        memset(slot, 0, sizeof *slot);
+    assert_true(s->replay_count <= slot->journal_count);
+    for (uint32_t j = 0; j < s->replay_count; j++, slot->count++)
+        slot->hash = mix(slot->hash, slot->journal[j]);
+    slot->journal_count = 0;
+    assert_int_equal(slot->count, s->position_start);
+    uint64_t state = slot->hash, history = 0;
+    for (uint32_t p = 0; p < s->position_start; p++)
+        history = mix(history, *row(w, s->entry, p));
+    assert_true(history == state);
+    ret->entry = s->entry;
+    ret->count = 0;
+    ret->top_count = w->setups[s->entry].top_logprobs;
+    for (uint32_t j = 0; j < s->row_count; j++) {
+        *row(w, s->entry, s->position_start + j) = ids[j];
+        state = mix(state, ids[j]);
+        if (j >= s->logits_from && (ret->count == j - s->logits_from)) {
+            uint32_t id = model_token(state, s->position_start + j + 1, &w->setups[s->entry]);
+            uint32_t n = ret->count++;
+            ret->ids[n] = id;
+            ret->logprob[n] = -(float)id;
+            for (uint32_t k = 0; k < ret->top_count; k++)
+                ret->top_ids[n * ret->top_count + k] = id + k;
+            if (s->journal && j + 1 < s->row_count && ids[j + 1] != id)
+                ret->count |= 0x80000000u; /* the first miss ends it */
+        }
+    }
+    ret->count &= 0x7fffffffu;
+    if (s->journal) {
+        slot->journal_count = s->row_count;
+        memcpy(slot->journal, ids, s->row_count * sizeof *ids);
+    } else {
+        slot->count += s->row_count;
+        slot->hash = state;
+    }
+}
+
+static inline void note_first_slices(struct world *w, const struct wk_plan *p)
+{
+    for (uint32_t i = 0; i < p->seq_count; i++) {
+        if (!p->seqs[i].fresh)
+            continue;
+        for (uint32_t k = 0; k < ENTRIES; k++)
+            if (w->leases[k].lease != 0 && w->leases[k].slot == p->seqs[i].state_slot) {
+                struct request *r = &w->reqs[w->leases[k].request];
+                if (r->sliced_us == 0)
+                    r->sliced_us = w->now_us;
+            }
+    }
+}
+
+static inline void plan_run(struct world *w, const struct wk_plan *p)
+{
+    struct err_detail d;
+    uint32_t rows = p->row_count, layers = 1;
+    assert_false(w->running);
+    assert_int_equal(wk_plan_admit(p, w->step, w->core ? p->epoch : 0, &d), ERR_OK);
+    w->step = p->step;
+    w->running = true;
+    note_first_slices(w, p);
+    tables_take(w, p);
+    w->result.step = p->step;
+    w->result.plan_hash = p->hash;
+    w->result.status = ERR_OK;
+    w->result.seq_count = 0;
+    if (w->fail_steps > 0 && rng_below(&w->rng, 20) == 0) {
+        w->fail_steps--;
+        w->result.status = ERR_IO;
+        w->batch_count = p->kind == WK_PLAN_DECODE ? w->batch_count : 0;
+    } else if (p->kind == WK_PLAN_ABANDON) {
+        assert_true(w->batch_count > 0 && p->seq_count == 0);
+        w->batch_count = 0;
+    } else if (p->kind == WK_PLAN_PREFILL) {
+        if (p->begin) {
+            assert_int_equal(w->batch_count, 0);
+            w->batch_count = p->seq_count;
+            w->batch_layer = 0;
+            memcpy(w->batch, p->seqs, p->seq_count * sizeof *p->seqs);
+            memcpy(w->batch_ids, p->ids, p->row_count * sizeof *p->ids);
+        }
+        assert_true(w->batch_count > 0 && p->layer_end > w->batch_layer);
+        assert_true(p->layer_end <= w->options.layer_count);
+        layers = p->layer_end - w->batch_layer;
+        assert_true(w->options.slice_layers_max == 0 || layers <= w->options.slice_layers_max);
+        w->batch_layer = p->layer_end;
+        rows = 0;
+        for (uint32_t i = 0; i < w->batch_count; i++)
+            rows += w->batch[i].row_count;
+        assert_true(rows <= w->options.slice_rows_max);
+        if (p->finish) {
+            assert_int_equal(w->batch_layer, w->options.layer_count);
+            for (uint32_t i = 0; i < w->batch_count; i++)
+                seq_run(w, &w->batch[i], w->batch_ids + w->batch[i].ids_at, &w->result.seqs[i]);
+            w->result.seq_count = w->batch_count;
+            w->batch_count = 0;
+        }
+    } else {
+        for (uint32_t i = 0; i < p->seq_count; i++)
+            seq_run(w, &p->seqs[i], p->ids + p->seqs[i].ids_at, &w->result.seqs[i]);
+        w->result.seq_count = p->seq_count;
+        layers = w->options.layer_count;
+        if (p->row_count > w->step_rows_max)
+            w->step_rows_max = p->row_count;
+    }
+    double share = (double)layers / w->options.layer_count;
+    w->result.step_us = (uint64_t)(5 + share * (w->us_fixed + w->us_per_row * rows));
+    if (p->kind == WK_PLAN_PREFILL && w->result.step_us > w->slice_us_max)
+        w->slice_us_max = w->result.step_us;
+    later(w, w->result.step_us)->type = WK_EV_DONE;
+}
+
+/* ---- the loop ---- */
+
+static inline void step(struct world *w, struct wk_event *event)
+{
+    event->now_us = w->now_us;
+    event->now_unix_us = w->now_us + 1000000000000ull;
+    arena_reset(&w->arena);
+    wk_core_step(w->core, event, &w->actions);
+    assert_false(w->arena.overflow);
+    w->wake_us = w->actions.wake_us;
+    for (uint32_t i = 0; i < w->actions.count; i++) {
+        const struct wk_action *a = &w->actions.items[i];
+        if (a->type == WK_ACT_RUN) {
+            assert_int_equal(i + 1, w->actions.count);
+            plan_run(w, w->actions.plan);
+        } else if (a->type == WK_ACT_KVMGR) {
+            kv_message(w, &a->msg);
+        } else if (a->type == WK_ACT_DRAFTER) {
+            draft_message(w, &a->msg);
+        } else {
+            router_message(w, &a->msg);
+        }
+    }
+}
+
+static inline void event_msg(struct world *w, struct msg *m)
+{
+    struct wk_event e = {.type = WK_EV_MSG, .msg = m};
+    step(w, &e);
+}
+
+static inline void event_plain(struct world *w, enum wk_event_type type)
+{
+    struct wk_event e = {
+        .type = type, .kv_epoch = (uint32_t)w->kv_incarnation, .shape = w->options.shape};
+    step(w, &e);
+}
+
+static inline void assign(struct world *w, struct request *r)
+{
+    struct msg m = {.type = MSG_WORKER_ASSIGN, .id = r->id, .u.request = r->q};
+    m.u.request.ids_count = r->q.prompt_count + r->got_count;
+    memcpy(r->ids + r->q.prompt_count, r->got, r->got_count * sizeof *r->got);
+    event_msg(w, &m);
+}
+
+static inline void kv_lose(struct world *w)
+{
+    w->kv_restart_pending = true;
+    event_plain(w, WK_EV_KV_DETACHED);
+}
+
+static inline void kv_return(struct world *w)
+{
+    w->kv_restart_pending = false;
+    w->kv_incarnation++;
+    for (uint32_t i = 0; i < ENTRIES; i++)
+        if (w->leases[i].lease != 0)
+            lease_drop(w, &w->leases[i]);
+    memset(w->rows, 0xdd, sizeof w->rows);
+    for (uint32_t i = 0; i < QUEUE_MAX; i++) /* its old answers die with it */
+        if (w->queue[i].used && (w->queue[i].msg.type == MSG_KV_OPEN_REPLY ||
+                                 w->queue[i].msg.type == MSG_KV_EXTEND_REPLY))
+            w->queue[i].used = false;
+    event_plain(w, WK_EV_KV_ATTACHED);
+}
+
+/* Runs the next thing.  False when nothing is left but waiting. */
+static inline bool advance(struct world *w)
+{
+    if (w->kv_restart_pending && wk_core_quiet(w->core)) {
+        kv_return(w);
+        return true;
+    }
+    struct item *it = earliest(w);
+    if (w->wake_us != 0 && (it == NULL || w->wake_us < it->at_us)) {
+        if (w->wake_us > w->now_us)
+            w->now_us = w->wake_us;
+        event_plain(w, WK_EV_TICK);
+        return true;
+    }
+    if (it == NULL)
+        return false;
+    struct item now = *it;
+    it->used = false;
+    w->now_us = now.at_us;
+    if (now.arrive != 0) {
+        struct request *r = &w->reqs[now.arrive - 1];
+        if (r->finishes == 0 && !r->cancelled)
+            assign(w, r);
+        return true;
+    }
+    if (now.type == WK_EV_DONE) {
+        struct wk_event e = {.type = WK_EV_DONE, .result = &w->result};
+        w->running = false;
+        step(w, &e);
+        return true;
+    }
+    if (now.type != WK_EV_MSG) {
+        event_plain(w, now.type);
+        return true;
+    }
+    if (now.msg.type == MSG_KV_OPEN_REPLY)
+        now.msg.u.kv_open_reply.blocks = now.ids;
+    if (now.msg.type == MSG_KV_EXTEND_REPLY)
+        now.msg.u.kv_extend_reply.blocks = now.ids;
+    if (now.msg.type == MSG_DRAFT_REPLY)
+        now.msg.u.draft_reply.ids = now.ids;
+    event_msg(w, &now.msg);
+    return true;
+}
+
+static inline void hello(struct world *w)
+{
+    struct msg m = {.type = MSG_DRAFT_HELLO_REPLY,
+                    .u.draft_hello_reply = {.incarnation = w->drafter_incarnation,
+                                            .source = "ngram",
+                                            .draft_tokens_max = 7}};
+    if (w->drafter != DRAFT_NONE && w->drafter != DRAFT_SILENT)
+        event_msg(w, &m);
+}
+
+/* The shell's heartbeats: kvmgr is alive, the drafter too unless silent. */
+static inline void heartbeat(struct world *w)
+{
+    struct msg m = {.type = MSG_KV_STATE,
+                    .u.kv_state = {.blocks_free = w->block_count - w->block_used}};
+    if (!w->kv_restart_pending)
+        event_msg(w, &m);
+    hello(w);
+}
+
+/* ---- set-up ---- */
+
+static inline struct world *world_new(uint64_t seed, const struct wk_core_options *options,
+                                      uint32_t block_count)
+{
+    struct world *w = calloc(1, sizeof *w);
+    rng_init(&w->rng, seed);
+    w->queue = calloc(QUEUE_MAX, sizeof *w->queue);
+    w->options = *options;
+    w->block_count = block_count;
+    w->slot_count = options->seqs_max;
+    w->kv_incarnation = 1;
+    w->drafter_incarnation = 7;
+    w->now_us = 1000000;
+    w->us_per_row = 700;
+    w->us_fixed = 5000;
+    w->options.shape.block_count = block_count;
+    w->options.shape.slot_count = w->slot_count;
+    uint32_t pool = block_count * options->shape.block_tokens;
+    if (pool < w->options.context_max)
+        w->options.context_max = pool;
+    memset(has_token, 1, sizeof has_token);
+    has_token[3] = 0;
+    w->core = wk_core_create(&w->options);
+    w->actions.count_max = wk_core_actions_max(&w->options);
+    w->actions.items = calloc(w->actions.count_max, sizeof *w->actions.items);
+    w->result.seqs = calloc(ENTRIES, sizeof *w->result.seqs);
+    arena_init(&w->arena, 1 << 16, 1 << 22);
+    w->actions.arena = &w->arena;
+    event_plain(w, WK_EV_KV_ATTACHED);
+    return w;
+}
+
+static inline void world_free(struct world *w)
+{
+    wk_core_destroy(&w->core);
+    arena_fini(&w->arena);
+    free(w->actions.items);
+    free(w->result.seqs);
+    free(w->queue);
+    free(w);
+}
+
+static inline struct request *request_add(struct world *w, uint32_t prompt, uint32_t max,
+                                          const char *spec)
+{
+    struct request *r = &w->reqs[w->req_count];
+    memcpy(r->id.bytes, &w->req_count, sizeof w->req_count);
+    w->req_count++;
+    snprintf(r->spec, sizeof r->spec, "%s", spec);
+    r->q = (struct msg_request){.session_key = "s",
+                                .cache_salt = "",
+                                .effort = "",
+                                .client_id = "",
+                                .spec = r->spec,
+                                .prompt_count = prompt,
+                                .ids = r->ids,
+                                .limits = {.output_tokens_max = max}};
+    r->q.sampling.seed = rng_u64(&w->rng);
+    r->q.sampling.temperature = 1;
+    for (uint32_t i = 0; i < prompt; i++)
+        r->ids[i] = rng_below(&w->rng, VOCAB);
+    return r;
+}
+
+static const uint32_t stop_ids[] = {STOP_ID};
+
+static inline struct wk_core_options options_of(uint32_t seqs, uint32_t block_tokens)
+{
+    struct wk_core_options o = {
+        .seqs_max = seqs,
+        .slice_rows_max = 64,
+        .slice_ms = 200,
+        .decode_rows_max = 64,
+        .deadline_ms = 50,
+        .ids_max = 1 << 16,
+        .context_max = 400,
+        .vocab_size = VOCAB,
+        .layer_count = 8,
+        .has_token = has_token,
+        .stop_id_count = 1,
+        .stop_ids = stop_ids,
+        .shape = {.block_tokens = block_tokens, .block_count = 1, .slot_count = seqs},
+        .prefill_us_per_row = 700,
+        .decode_us_per_step = 5000,
+    };
+    struct err_detail d;
+    assert_int_equal(wk_spec_parse("fixed:7", &o.spec, &d), ERR_OK);
+    return o;
+}
+
+static inline void run_all(struct world *w)
+{
+    uint64_t beat = w->now_us;
+    for (uint32_t turns = 0; turns < 400000; turns++) {
+        bool over = true;
+        for (uint32_t i = 0; i < w->req_count; i++)
+            over &= w->reqs[i].finishes > 0 || w->reqs[i].cancelled;
+        if (over && !w->running && wk_core_quiet(w->core))
+            return;
+        if (w->now_us >= beat) {
+            heartbeat(w);
+            beat = w->now_us + 200000;
+        }
+        if (!advance(w)) {
+            w->now_us = beat;
+            event_plain(w, WK_EV_TICK);
+        }
+    }
+    fail_msg("does not end");
+}
+
+static inline void check_over(struct world *w)
+{
+    for (uint32_t i = 0; i < 2000 && advance(w); i++) /* answers still under way */
+        ;
+    const struct msg_ledger *l = &wk_core_stats(w->core)->ledger;
+    assert_int_equal(l->live, 0);
+    assert_int_equal(l->accepted, l->finished + l->failed + l->cancelled);
+    assert_int_equal(w->block_used, 0);
+    for (uint32_t i = 0; i < ENTRIES; i++)
+        assert_int_equal(w->leases[i].lease, 0);
+    assert_int_equal(wk_core_leases(w->core, NULL, 0), 0);
+    struct wk_census c;
+    wk_core_census(w->core, &c);
+    assert_int_equal(c.waiting + c.opening + c.prefill + c.decode + c.zombie, 0);
+    for (uint32_t i = 0; i < w->req_count; i++) {
+        const struct request *r = &w->reqs[i];
+        if (r->cancelled)
+            continue;
+        assert_int_equal(r->finishes, 1);
+        assert_int_equal(r->finish_seen, r->finish);
+        assert_int_equal(r->got_count, r->text_count);
+        assert_memory_equal(r->got, r->text, r->text_count * sizeof *r->text);
+    }
+}
+
+#endif
