@@ -50,4 +50,10 @@ struct op_table {
 /* The reference in every slot. */
 void op_table_ref(struct op_table *ret_table);
 
+enum op_cpu { OP_CPU_REF, OP_CPU_AVX2 };
+
+/* The reference, then whatever this processor runs faster with the same bits: row invariance and
+ * exactness are the reference's.  Returns the best instruction set in use. */
+enum op_cpu op_table_cpu(struct op_table *ret_table);
+
 #endif

@@ -13,7 +13,8 @@
 #include "lib/model/vocabulary.h"
 #include "lib/model/weights.h"
 
-#define TEXT_BYTES_MAX ((size_t)256 << 20)
+#define TEXT_BYTES_MAX  ((size_t)256 << 20)
+#define WIDEN_BYTES_MAX ((uint64_t)1 << 30)
 
 static uint64_t align64(uint64_t bytes)
 {
@@ -109,7 +110,10 @@ static enum err load_tensors(struct model *m, const struct model_options *option
     struct progress progress = {options->progress, options->progress_arg, 0,
                                 2 * safetensors_file_bytes(m->tensors)};
     m->weights = weights_create(&m->config);
-    TRY(weights_bind(m->weights, &m->config, m->tensors, progress_add, &progress, detail));
+    /* The reference widens a weight at every use: worth doing once where the model is small. */
+    bool widen = op_table_cpu(&m->ops) == OP_CPU_REF &&
+                 weights_parameters(&m->config) * sizeof(float) <= WIDEN_BYTES_MAX;
+    TRY(weights_bind(m->weights, &m->config, m->tensors, widen, progress_add, &progress, detail));
     m->info.model_fp = identity_fingerprint(m->tensors, texts, progress_add, &progress);
     identity_quantization(m->tensors, m->info.quantization, sizeof(m->info.quantization));
     if (options->progress != NULL)
@@ -152,7 +156,6 @@ static enum err load(struct model *m, const struct model_options *options,
     fill_info(m);
     TRY(fill_vocabulary(m, texts, detail));
     TRY(load_tensors(m, options, texts, detail));
-    op_table_ref(&m->ops);
     start_threads(m, options->threads);
     return ERR_OK;
 }

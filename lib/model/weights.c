@@ -122,7 +122,7 @@ static enum op_dtype dtype_of(const struct safetensors_tensor *t)
 static bool stays_mapped(const struct bind *b, const struct weights_want *want,
                          const struct safetensors_tensor *t)
 {
-    return want->matrix != NULL && !b->widen &&
+    return want->matrix != NULL && !b->widen && !want->widen &&
            (uintptr_t)t->data % op_dtype_bytes(dtype_of(t)) == 0;
 }
 
@@ -204,13 +204,16 @@ static enum err check_extra(const struct bind *b, const struct model_config *con
 }
 
 enum err weights_bind(struct weights *w, const struct model_config *config,
-                      const struct safetensors *set, weights_bound_fn done, void *done_arg,
-                      struct err_detail *detail)
+                      const struct safetensors *set, bool widen, weights_bound_fn done,
+                      void *done_arg, struct err_detail *detail)
 {
     CHECK(w->pool == NULL);
-    struct bind b = {
-        .set = set, .weights = w, .done = done, .done_arg = done_arg, .detail = detail};
-    b.widen = weights_parameters(config) * sizeof(float) <= WEIGHTS_WIDEN_BYTES_MAX;
+    struct bind b = {.set = set,
+                     .weights = w,
+                     .widen = widen,
+                     .done = done,
+                     .done_arg = done_arg,
+                     .detail = detail};
     b.used = mem_take(safetensors_count(set) + 1);
     weights_each(w, config, check_one, &b);
     if (b.err == ERR_OK)

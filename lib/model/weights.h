@@ -3,18 +3,17 @@
  *
  * Start-up only.  Every tensor that the config asks for is checked by name, shape and dtype; a
  * missing one, an extra one or a wrong one is refused by name.  Tensors of the vision tower and of
- * the MTP layers may be present and are left alone.  Matrices are widened to f32 when the whole
- * model fits WEIGHTS_WIDEN_BYTES_MAX that way, else they stay in the mapped file. */
+ * the MTP layers may be present and are left alone.  Vectors are f32; matrices keep their format,
+ * in the mapped file where they are aligned there, unless asked to be widened. */
 #ifndef LIB_MODEL_WEIGHTS_H
 #define LIB_MODEL_WEIGHTS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "kernels/op_types.h"
 #include "lib/base/err.h"
 #include "lib/model/config.h"
-
-#define WEIGHTS_WIDEN_BYTES_MAX ((uint64_t)1 << 30)
 
 struct safetensors;
 
@@ -65,11 +64,12 @@ struct weights {
 struct weights *weights_create(const struct model_config *config);
 void weights_destroy(struct weights **w_p);
 
-/* done may be NULL; it is told the bytes of every tensor that is bound. */
+/* widen: matrices become f32 too.  done may be NULL; it is told the bytes of every tensor that is
+ * bound. */
 typedef void (*weights_bound_fn)(void *arg, uint64_t bytes);
 MUST_USE enum err weights_bind(struct weights *w, const struct model_config *config,
-                               const struct safetensors *set, weights_bound_fn done, void *done_arg,
-                               struct err_detail *detail);
+                               const struct safetensors *set, bool widen, weights_bound_fn done,
+                               void *done_arg, struct err_detail *detail);
 
 /* Parameters of the text model without MTP, from the config alone. */
 uint64_t weights_parameters(const struct model_config *config);

@@ -43,11 +43,16 @@ static void walk_sites(struct walk *k, struct weights_layer *l, uint32_t layer)
 {
     uint64_t hidden = k->config->hidden;
     set_prefix(k, layer, "");
-    matrix(k, "hc_attn_fn", &l->site[0].fn, OP_MHC_ROWS, OP_STREAMS * hidden);
+    for (int i = 0; i < 2; i++) { /* small, and every token reads all of it twice a layer */
+        struct weights_want fn = {.shape = {OP_MHC_ROWS, OP_STREAMS * hidden},
+                                  .dims = 2,
+                                  .widen = true,
+                                  .matrix = &l->site[i].fn};
+        want(k, &fn, i == 0 ? "hc_attn_fn" : "hc_ffn_fn");
+    }
     vector(k, "hc_attn_base", &l->site[0].base, OP_MHC_ROWS);
     vector(k, "hc_attn_scale", &l->site[0].scale, 3);
     vector(k, "input_layernorm.weight", &l->site[0].norm, hidden);
-    matrix(k, "hc_ffn_fn", &l->site[1].fn, OP_MHC_ROWS, OP_STREAMS * hidden);
     vector(k, "hc_ffn_base", &l->site[1].base, OP_MHC_ROWS);
     vector(k, "hc_ffn_scale", &l->site[1].scale, 3);
     vector(k, "post_attention_layernorm.weight", &l->site[1].norm, hidden);

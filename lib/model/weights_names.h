@@ -19,6 +19,7 @@ struct weights_want {
     uint64_t shape[3];
     uint32_t dims;
     bool squeeze;             /* ones may surround the values in any number */
+    bool widen;               /* a matrix that is f32 whatever the others are */
     struct op_weight *matrix; /* exactly one of the two is set */
     float **vector;           /* always f32; a place that is set is copied into */
 };
