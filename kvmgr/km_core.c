@@ -184,6 +184,26 @@ static void attach_refuse(struct km_core *core, struct km_actions *actions,
     core_trace(core, actions, "attach refused", 0, 0, core->text);
 }
 
+/* A free entry, else one of a worker that is lost; counted as used. */
+static struct km_worker *worker_entry(struct km_core *core, struct km_actions *actions)
+{
+    struct km_worker *found = NULL;
+    for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
+        struct km_worker *w = &core->workers[i];
+        if (!w->used || (w->lost && !found))
+            found = w;
+        if (!w->used)
+            break;
+    }
+    if (!found)
+        return NULL;
+    if (found->used)
+        core_forget_worker(core, actions, found);
+    CHECK(!found->used);
+    core->stats.workers++;
+    return found;
+}
+
 /* The arena fits: registers the worker and answers. */
 static void attach_accept(struct km_core *core, struct km_actions *actions,
                           const struct km_peer *peer, const struct msg_kv_attach *attach,
@@ -195,12 +215,8 @@ static void attach_accept(struct km_core *core, struct km_actions *actions,
     uint32_t freed = 0;
     if (w && fresh)
         freed = core_free_worker_leases(core, actions, w);
-    for (uint32_t i = 0; !w && i < KM_WORKERS_MAX; i++) {
-        if (!core->workers[i].used) {
-            w = &core->workers[i];
-            core->stats.workers++;
-        }
-    }
+    if (!w)
+        w = worker_entry(core, actions);
     if (!w) {
         snprintf(core->text, sizeof(core->text), "%u workers are attached, no more fit",
                  KM_WORKERS_MAX);
@@ -235,7 +251,7 @@ static void attach_accept(struct km_core *core, struct km_actions *actions,
 static const struct km_worker *other_worker(const struct km_core *core, const struct km_worker *w)
 {
     for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
-        if (core->workers[i].used && &core->workers[i] != w)
+        if (core->workers[i].used && !core->workers[i].lost && &core->workers[i] != w)
             return &core->workers[i];
     }
     return NULL;
@@ -287,8 +303,11 @@ static void core_attach(struct km_core *core, struct km_actions *actions,
             return;
         }
     }
-    if (w)
-        core_forget_worker(core, actions, w);
+    /* Whoever else is known is lost: it must attach to the new arena. */
+    for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
+        if (core->workers[i].used)
+            core_forget_worker(core, actions, &core->workers[i]);
+    }
     core->geometry = want;
     core->pending = true;
     core->pending_peer = *peer;
@@ -334,12 +353,12 @@ static void core_tick(struct km_core *core, struct km_actions *actions)
 {
     for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
         struct km_worker *w = &core->workers[i];
-        if (!w->used || core->now_us - w->heard_us < core->options.silence_us_max)
+        if (!w->used || w->lost || core->now_us - w->heard_us < core->options.silence_us_max)
             continue;
-        uint32_t id = w->worker_id, before = km_core_leases(core);
-        core_forget_worker(core, actions, w);
+        uint32_t freed = core_free_worker_leases(core, actions, w);
+        w->lost = true;
         core->stats.workers_lost++;
-        core_trace(core, actions, "worker silent", id, before - km_core_leases(core), "");
+        core_trace(core, actions, "worker silent", w->worker_id, freed, "");
     }
 }
 

@@ -4,9 +4,10 @@
  * Owned by kvmgr's loop thread.  Holds KM_WORKERS_MAX workers and one lease a live slot; memory is
  * taken at create and when an arena is attached.  Pure: time and the arena come in as events.
  *
- * A worker that is silent or has a new incarnation loses its leases, and must attach before it may
- * open or extend again: whatever it computes in blocks that it lost is then thrown away by its own
- * re-plan, and nobody else's rows can be overwritten by a worker that believes to hold them. */
+ * A worker with a new incarnation, or one that kvmgr does not know, must attach first; it is sent a
+ * KvState before the refusal, so that it sees whom it talks to.  A worker that was silent loses its
+ * leases and is lost: it may not open or extend until a ping of it names none of the leases that it
+ * lost.  Else it could be given blocks twice: once by the lease it still believes in. */
 #ifndef KVMGR_KM_CORE_H
 #define KVMGR_KM_CORE_H
 
@@ -40,6 +41,7 @@ struct km_core_stats { /* running totals but for workers */
     uint64_t commits, blocks_committed, snapshots, releases, adopts;
     uint64_t leases_expired; /* freed by silence, a new incarnation, or not being named */
     uint64_t stale;          /* of an old epoch, or naming a lease that is gone */
+    uint64_t waits;          /* opens of lost workers, answered with ERR_KV_FULL */
     uint64_t refused;        /* against the rules: gaps, bounds, unexpected types */
     uint32_t workers;
 };

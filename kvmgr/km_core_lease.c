@@ -33,6 +33,24 @@ static struct km_lease *lease_of(struct km_core *core, const struct km_event *ev
     return lease;
 }
 
+void core_send_state(struct km_core *core, struct km_actions *actions, const struct km_peer *peer,
+                     const struct msg *asked)
+{
+    struct km_pool_counts c = km_core_counts(core);
+    CHECK(c.blocks_free + c.blocks_leased + c.blocks_cached == c.blocks_total);
+    struct msg *reply = core_reply(core, actions, peer, MSG_KV_STATE, asked);
+    reply->u.kv_state = (struct msg_kv_state){
+        .incarnation = core->options.incarnation,
+        .epoch = core->options.epoch,
+        .blocks_free = c.blocks_free,
+        .blocks_leased = c.blocks_leased,
+        .blocks_cached = c.blocks_cached,
+        .blocks_total = c.blocks_total,
+        .slots_free = c.slots_free,
+        .slots_total = c.slots_total,
+    };
+}
+
 static void act_taken(struct km_core *core, struct km_actions *actions, uint32_t count)
 {
     core->taking = true;
@@ -58,6 +76,11 @@ static enum err open_check(struct km_core *core, const struct km_event *event,
         return ERR_EPOCH;
     }
     CHECK(core->pool != NULL);
+    if (w->lost) {
+        core->stats.waits++;
+        snprintf(core->text, sizeof(core->text), "silent for too long: a ping must come first");
+        return ERR_KV_FULL;
+    }
     uint32_t total = core->arena.block_count;
     if (open->blocks_wanted == 0) {
         snprintf(core->text, sizeof(core->text), "blocks_wanted: 0");
@@ -109,6 +132,8 @@ void core_open(struct km_core *core, struct km_actions *actions, const struct km
         slot->u.slots.count = 1;
         slot->u.slots.slots = &core->slot_taken;
     }
+    if (e == ERR_EPOCH)
+        core_send_state(core, actions, &event->u.msg.peer, NULL);
     struct msg *reply = core_reply(core, actions, &event->u.msg.peer, MSG_KV_OPEN_REPLY, m);
     struct msg_kv_open_reply *r = &reply->u.kv_open_reply;
     r->code = e;
@@ -153,6 +178,8 @@ void core_extend(struct km_core *core, struct km_actions *actions, const struct 
             core->stats.refused++;
         }
     }
+    if (e == ERR_EPOCH)
+        core_send_state(core, actions, &event->u.msg.peer, NULL);
     struct msg *reply = core_reply(core, actions, &event->u.msg.peer, MSG_KV_EXTEND_REPLY, m);
     struct msg_kv_extend_reply *r = &reply->u.kv_extend_reply;
     r->code = e;
@@ -256,20 +283,23 @@ static void ping_reclaim(struct km_core *core, struct km_actions *actions,
 /* Leases that the worker does not name are freed once they are old enough that the answer to their
  * open must have arrived.  Leases that it names and that are gone are taken from it. */
 static void ping_reconcile(struct km_core *core, struct km_actions *actions,
-                           const struct km_event *event, const struct km_worker *w)
+                           const struct km_event *event, struct km_worker *w)
 {
     const struct msg *m = event->u.msg.msg;
     const struct msg_kv_ping *ping = &m->u.kv_ping;
-    uint32_t owner = (uint32_t)(w - core->workers), reclaims = 0;
+    uint32_t owner = (uint32_t)(w - core->workers), gone = 0;
     core->ping_serial++;
     for (uint32_t i = 0; i < ping->lease_count; i++) {
         struct km_lease *lease = km_pool_find(core->pool, owner, ping->leases[i]);
         if (lease) {
             lease->named_ping = core->ping_serial;
-        } else if (reclaims < KM_RECLAIMS_MAX) {
-            reclaims++;
+        } else if (++gone <= KM_RECLAIMS_MAX) {
             ping_reclaim(core, actions, event, ping->leases[i]);
         }
+    }
+    if (w->lost && gone == 0) {
+        w->lost = false;
+        core_trace(core, actions, "worker back", w->worker_id, 0, "");
     }
     uint32_t slots = km_pool_counts(core->pool).slots_total, freed = 0;
     for (uint32_t i = 0; i < slots; i++) {
@@ -298,17 +328,5 @@ void core_ping(struct km_core *core, struct km_actions *actions, const struct km
         for (uint32_t i = 0; i < count && i < KM_RECLAIMS_MAX; i++)
             ping_reclaim(core, actions, event, m->u.kv_ping.leases[i]);
     }
-    struct km_pool_counts c = km_core_counts(core);
-    CHECK(c.blocks_free + c.blocks_leased + c.blocks_cached == c.blocks_total);
-    struct msg *reply = core_reply(core, actions, &event->u.msg.peer, MSG_KV_STATE, m);
-    reply->u.kv_state = (struct msg_kv_state){
-        .incarnation = core->options.incarnation,
-        .epoch = core->options.epoch,
-        .blocks_free = c.blocks_free,
-        .blocks_leased = c.blocks_leased,
-        .blocks_cached = c.blocks_cached,
-        .blocks_total = c.blocks_total,
-        .slots_free = c.slots_free,
-        .slots_total = c.slots_total,
-    };
+    core_send_state(core, actions, &event->u.msg.peer, m);
 }

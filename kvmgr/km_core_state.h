@@ -16,6 +16,7 @@ struct km_worker {
     uint32_t worker_id;
     uint64_t incarnation;
     uint64_t heard_us;
+    bool lost; /* was silent: holds no lease, may not open */
 };
 
 struct km_core {
@@ -52,6 +53,9 @@ void core_trace(struct km_core *core, struct km_actions *actions, const char *wh
 void core_free_lease(struct km_core *core, struct km_actions *actions, struct km_lease *lease);
 /* The attached worker behind a peer, or NULL. */
 struct km_worker *core_worker(struct km_core *core, const struct km_peer *peer);
+/* KvState to a peer: the answer to its ping, and what tells a stranger our incarnation. */
+void core_send_state(struct km_core *core, struct km_actions *actions, const struct km_peer *peer,
+                     const struct msg *asked);
 
 void core_open(struct km_core *core, struct km_actions *actions, const struct km_event *event);
 void core_extend(struct km_core *core, struct km_actions *actions, const struct km_event *event);

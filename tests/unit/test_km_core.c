@@ -407,14 +407,36 @@ static void silence_frees_and_asks_for_an_attach(void **state)
     w.now_us += 4 * SECOND;
     tick(&w);
     all_free(&w);
-    /* It wakes up and believes to hold its lease. */
-    assert_int_equal(extend_code(&w, 0, lease, 3, 1), ERR_EPOCH);
-    assert_int_equal(open_code(&w, 0, 5, 1, "", EPOCH), ERR_EPOCH);
+    /* It wakes up and believes to hold its lease: nothing for it until it has let go. */
+    assert_int_equal(extend_code(&w, 0, lease, 3, 1), ERR_NOT_FOUND);
+    assert_int_equal(open_code(&w, 0, 5, 1, "", EPOCH), ERR_KV_FULL);
     ping(&w, 0, 100, &lease, 1);
     assert_int_equal(w.reclaims, 1);
-    attach(&w, 0);
-    assert_int_equal(w.arenas, 1); /* the arena was still there */
+    assert_int_equal(open_code(&w, 0, 5, 1, "", EPOCH), ERR_KV_FULL);
+    ping(&w, 0, 100, NULL, 0);
     (void)open_ok(&w, 0, 5, 1);
+    /* The other one attaches again, which says the same. */
+    attach(&w, 1);
+    (void)open_ok(&w, 1, 6, 1);
+    assert_int_equal(w.arenas, 1);
+    km_core_destroy(&w.core);
+}
+
+static void lost_workers_do_not_stand_in_the_way(void **state)
+{
+    struct world w = world_new();
+    for (uint32_t i = 0; i < KM_WORKERS_MAX; i++)
+        attach(&w, i);
+    w.now_us += 6 * SECOND;
+    tick(&w);
+    attach(&w, KM_WORKERS_MAX); /* takes a lost one's place */
+    w.now_us += 6 * SECOND;
+    tick(&w);
+    attach_as(&w, 0, 1, 3, 6); /* another geometry: nobody alive minds */
+    assert_int_equal(w.last.u.kv_attach_reply.code, ERR_OK);
+    assert_int_equal(w.arenas, 2);
+    assert_int_equal(km_core_stats(w.core)->workers, 1);
+    assert_int_equal(open_code(&w, 1, 5, 1, "", EPOCH), ERR_EPOCH);
     km_core_destroy(&w.core);
 }
 
@@ -531,7 +553,7 @@ static void workers_are_bounded(void **state)
         (void)open_ok(&w, i, i, 1);
     w.now_us += 6 * SECOND;
     tick(&w);
-    assert_int_equal(km_core_stats(w.core)->workers, 0);
+    assert_int_equal(km_core_stats(w.core)->workers_lost, KM_WORKERS_MAX);
     all_free(&w);
     km_core_destroy(&w.core);
 }
@@ -546,7 +568,7 @@ struct belief {
 };
 
 struct believer {
-    bool attached;
+    bool attached, lost;
     uint64_t incarnation;
     struct belief held[16];
 };
@@ -599,6 +621,10 @@ static void random_open(struct model *m, uint32_t i)
     uint32_t code = open_code(&m->w, i, request, wanted, rng_below(&m->rng, 2) ? "s" : "", stale);
     if (!worker->attached || stale != EPOCH) {
         assert_int_equal(code, ERR_EPOCH);
+        return;
+    }
+    if (worker->lost) {
+        assert_int_equal(code, ERR_KV_FULL);
         return;
     }
     b->live = false; /* a second open has released the first, full or not */
@@ -668,6 +694,8 @@ static void random_ping(struct model *m, uint32_t i)
     }
     if (rng_below(&m->rng, 4) == 0)
         leases[count++] = rng_u64(&m->rng);
+    if (count == 0) /* what was lost is dropped here at once: an empty ping shows it */
+        worker->lost = false;
     ping(&m->w, i, worker->incarnation, leases, count);
 }
 
@@ -685,6 +713,7 @@ static void random_step(struct model *m)
         attach_as(&m->w, i, worker->incarnation, 2, 6);
         assert_int_equal(m->w.last.u.kv_attach_reply.code, ERR_OK);
         worker->attached = true;
+        worker->lost = false;
     } else if (kind < 40) {
         random_open(m, i);
     } else if (kind < 80) {
@@ -695,8 +724,9 @@ static void random_step(struct model *m)
         m->w.now_us += rng_below(&m->rng, 5 * SECOND);
         tick(&m->w);
         for (uint32_t k = 0; k < PEERS; k++) {
-            if (m->workers[k].attached && m->w.now_us - m->w.heard_us[k] >= 5 * SECOND) {
-                m->workers[k].attached = false;
+            if (m->workers[k].attached && !m->workers[k].lost &&
+                m->w.now_us - m->w.heard_us[k] >= 5 * SECOND) {
+                m->workers[k].lost = true;
                 drop_all(&m->workers[k]);
             }
         }
@@ -729,6 +759,7 @@ int main(void)
         cmocka_unit_test(old_epochs_and_strangers_are_told),
         cmocka_unit_test(bad_commits_change_nothing),
         cmocka_unit_test(silence_frees_and_asks_for_an_attach),
+        cmocka_unit_test(lost_workers_do_not_stand_in_the_way),
         cmocka_unit_test(unnamed_leases_are_freed_when_old),
         cmocka_unit_test(a_new_incarnation_frees_at_once),
         cmocka_unit_test(another_geometry_waits_for_the_old_worker),

@@ -1,0 +1,630 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kvmgr/km_shell.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "kvmgr/km_arena.h"
+#include "kvmgr/km_audit.h"
+#include "kvmgr/km_core.h"
+#include "kvmgr/km_epoch.h"
+#include "kvmgr/km_map.h"
+#include "kvmgr/km_params.h"
+#include "lib/base/arena.h"
+#include "lib/base/check.h"
+#include "lib/base/clock.h"
+#include "lib/base/log.h"
+#include "lib/base/mem.h"
+#include "lib/base/metrics.h"
+#include "lib/base/rng.h"
+#include "lib/base/str.h"
+#include "lib/net/bus.h"
+#include "lib/net/loop.h"
+#include "lib/net/redis.h"
+#include "lib/net/status.h"
+#include "proto/wire.h"
+
+#define KM_SHELL_MAGIC 0x4b4d5348u
+#define TICK_US        250000u
+#define EPOCH_WAIT_US  50000u
+#define QUEUE_MAX      8192u
+#define WIRE_BYTES     (256u << 10)
+#define WIRE_BYTES_MAX (32u << 20)
+
+STATIC_CHECK(KM_PEER_BYTES_MAX == BUS_PEER_BYTES_MAX);
+STATIC_CHECK(WIRE_FRAMES_MAX <= BUS_FRAMES_MAX);
+STATIC_CHECK((int)KM_FREE == (int)KV_FREE && (int)KM_WRITING == (int)KV_WRITING &&
+             (int)KM_COMMITTED == (int)KV_COMMITTED);
+
+enum km_metric {
+#define COUNTER(ident, name, labels, help) KM_METRIC_##ident,
+#define GAUGE(ident, name, labels, help)   KM_METRIC_##ident,
+#include "kvmgr/km_metrics.def"
+#undef COUNTER
+#undef GAUGE
+    KM_METRIC_COUNT
+};
+
+static const struct metric_row km_metric_rows[KM_METRIC_COUNT] = {
+#define COUNTER(ident, name, labels, help) {METRIC_COUNTER, name, labels, NULL, help},
+#define GAUGE(ident, name, labels, help)   {METRIC_GAUGE, name, labels, NULL, help},
+#include "kvmgr/km_metrics.def"
+#undef COUNTER
+#undef GAUGE
+};
+
+struct km_shell {
+    uint32_t magic;
+    const struct km_params *params;
+    struct loop *loop;
+    struct bus *bus;
+    struct bus_socket *socket;
+    struct redis *redis;
+    struct status *status;
+    struct loop_timer *tick, *epoch_timer;
+    struct arena wire; /* one message in, or one out */
+    struct arena wire_out;
+    bool begun, failed;
+    uint32_t epoch, epoch_local;
+    uint64_t incarnation;
+    struct block_hash_key key;
+    char arena_path[KM_ARENA_PATH_BYTES];
+    char heartbeat_key[32];
+    char endpoint[600];
+    char boot_id[40], host[65];
+    struct km_core *core;
+    struct km_arena *arena;
+    struct km_map *map;
+    struct hash128 model_fp;
+    struct km_actions actions;
+    uint64_t malformed, unsent, repaired;
+    struct metric metrics[KM_METRIC_COUNT];
+};
+
+/* ---- actions ---- */
+
+static void message_send(struct km_shell *s, const struct km_peer *to, const struct msg *m)
+{
+    struct wire_frame frames[WIRE_FRAMES_MAX];
+    struct bus_frame out[WIRE_FRAMES_MAX];
+    struct bus_peer peer = {.count = to->count};
+    uint32_t count = 0;
+    memcpy(peer.bytes, to->bytes, sizeof(peer.bytes));
+    arena_reset(&s->wire_out);
+    enum err e = wire_encode(&s->wire_out, m, frames, &count);
+    if (e != ERR_OK) {
+        log_error(KVMGR, "reply not encoded", "type=%s reason=\"%s\"", msg_type_name(m->type),
+                  err_text(e));
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        out[i] = (struct bus_frame){frames[i].bytes, frames[i].count};
+    /* A worker that does not take its reply asks again; every request is idempotent. */
+    if (bus_send(s->socket, &peer, out, count) != ERR_OK)
+        s->unsent++;
+}
+
+static enum kv_dtype dtype_of(const char *name)
+{
+    CHECK(name[0] == '\0' || strcmp(name, "f32") == 0); /* main has refused all others */
+    return KV_F32;
+}
+
+static struct km_arena_options arena_options(const struct km_shell *s,
+                                             const struct km_arena_wanted *want)
+{
+    return (struct km_arena_options){
+        .path = s->arena_path,
+        .arena_bytes = s->params->arena_bytes,
+        .geometry = {.dsa_layers = want->dsa_layers,
+                     .latent_dim = want->latent_dim,
+                     .index_dim = want->index_dim,
+                     .index_kpool = want->index_kpool,
+                     .block_tokens = s->params->block_tokens,
+                     .kv_dtype = dtype_of(s->params->kv_dtype),
+                     .index_dtype = dtype_of(s->params->index_dtype),
+                     .rank = want->rank,
+                     .ranks = want->ranks,
+                     .interleave = s->params->block_tokens / want->ranks,
+                     .state_bytes = want->state_bytes},
+        .model_fp = want->model_fp,
+        .slot_count = want->slot_count,
+        .epoch = s->epoch,
+        .incarnation = s->incarnation,
+    };
+}
+
+static void arena_report(const struct km_shell *s, const struct km_arena_report *report)
+{
+    const struct kv_layout *l = km_arena_layout(s->arena);
+    if (report->replaced)
+        log_warn(KVMGR, "arena replaced", "path=%s reason=\"%s\"", s->arena_path, report->reason);
+    if (report->headers_broken > 0)
+        log_warn(KVMGR, "broken headers freed", "count=%u", report->headers_broken);
+    log_info(KVMGR, report->adopted ? "arena adopted" : "arena made",
+             "path=%s bytes=%" PRIu64 " blocks=%u slots=%u freed=%u epoch=%u", s->arena_path,
+             l->arena_bytes, l->block_count, l->slot_count, report->blocks_freed, s->epoch);
+}
+
+/* Fills the answer to the core; its text borrows detail. */
+static struct km_arena_result arena_open(struct km_shell *s, const struct km_arena_wanted *want,
+                                         struct err_detail *detail)
+{
+    struct km_arena_options options = arena_options(s, want);
+    struct km_arena_report report;
+    if (s->arena)
+        s->repaired += km_arena_headers_repaired(s->arena);
+    km_arena_close(&s->arena);
+    detail->text[0] = '\0';
+    enum err e = km_arena_open(&options, &s->arena, &report, detail);
+    if (e != ERR_OK) {
+        log_error(KVMGR, "no arena", "path=%s reason=\"%s\"", s->arena_path, detail->text);
+        return (struct km_arena_result){.code = e, .text = detail->text, .path = ""};
+    }
+    const struct kv_layout *l = km_arena_layout(s->arena);
+    arena_report(s, &report);
+    s->model_fp = want->model_fp;
+    km_map_arena(s->map, &l->layout_fp, &want->model_fp);
+    return (struct km_arena_result){
+        .code = ERR_OK,
+        .text = "",
+        .path = s->arena_path,
+        .arena_bytes = l->arena_bytes,
+        .layout_fp = l->layout_fp,
+        .block_count = l->block_count,
+        .slot_count = l->slot_count,
+    };
+}
+
+static void blocks_write(struct km_shell *s, const struct km_action *action)
+{
+    const uint32_t *blocks = action->u.blocks.blocks;
+    uint32_t count = action->u.blocks.count;
+    CHECK(s->arena != NULL);
+    switch (action->u.blocks.state) {
+    case KM_FREE:
+        km_arena_blocks_free(s->arena, blocks, count);
+        break;
+    case KM_WRITING:
+        km_arena_blocks_writing(s->arena, blocks, count);
+        break;
+    case KM_COMMITTED:
+        km_arena_blocks_commit(s->arena, blocks, count, action->u.blocks.first_position,
+                               &action->u.blocks.parent, action->u.blocks.hashes);
+        break;
+    }
+}
+
+static void slots_write(struct km_shell *s, const struct km_action *action)
+{
+    CHECK(s->arena != NULL);
+    if (action->u.slots.state == KM_FREE)
+        km_arena_slots_free(s->arena, action->u.slots.slots, action->u.slots.count);
+    else
+        km_arena_slots_writing(s->arena, action->u.slots.slots, action->u.slots.count);
+}
+
+static void step(struct km_shell *s, struct km_event event)
+{
+    struct err_detail detail;
+    bool again = true;
+    while (again) {
+        again = false;
+        event.now_us = loop_now_us(s->loop);
+        km_core_step(s->core, &event, &s->actions);
+        for (uint32_t i = 0; i < s->actions.count; i++) {
+            const struct km_action *action = &s->actions.list[i];
+            switch (action->type) {
+            case KM_ACTION_SEND:
+                message_send(s, &action->u.send.peer, &action->u.send.msg);
+                break;
+            case KM_ACTION_ARENA_OPEN:
+                CHECK(i + 1 == s->actions.count);
+                event = (struct km_event){.type = KM_EVENT_ARENA};
+                event.u.arena = arena_open(s, &action->u.arena, &detail);
+                again = true;
+                break;
+            case KM_ACTION_BLOCKS:
+                blocks_write(s, action);
+                break;
+            case KM_ACTION_SLOTS:
+                slots_write(s, action);
+                break;
+            case KM_ACTION_SESSION:
+                km_map_commit(s->map, &action->u.session);
+                break;
+            case KM_ACTION_TRACE:
+                log_info(KVMGR, action->u.trace.what, "worker=%u leases=%u text=\"%s\"",
+                         action->u.trace.worker_id, action->u.trace.leases, action->u.trace.text);
+                break;
+            }
+        }
+    }
+}
+
+static void on_message(void *arg, const struct bus_peer *peer, const struct bus_frame *frames,
+                       uint32_t frame_count)
+{
+    struct km_shell *s = arg;
+    CHECK_OBJ(s, KM_SHELL_MAGIC);
+    struct wire_frame in[BUS_FRAMES_MAX];
+    CHECK(frame_count <= BUS_FRAMES_MAX);
+    for (uint32_t i = 0; i < frame_count; i++)
+        in[i] = (struct wire_frame){frames[i].bytes, frames[i].count};
+    struct msg msg;
+    struct err_detail detail = {{0}};
+    arena_reset(&s->wire);
+    enum err e = wire_decode(&s->wire, in, frame_count, &msg, &detail);
+    if (e != ERR_OK) {
+        s->malformed++;
+        char id[2 * BUS_PEER_BYTES_MAX + 1];
+        hex_encode(peer->bytes, peer->count, id);
+        log_warn(KVMGR, "bad message dropped", "peer=%s code=%s reason=\"%s\"", id, err_name(e),
+                 detail.text);
+        return;
+    }
+    struct km_event event = {.type = KM_EVENT_MSG};
+    event.u.msg.peer.count = peer->count;
+    memcpy(event.u.msg.peer.bytes, peer->bytes, peer->count);
+    event.u.msg.msg = &msg;
+    step(s, event);
+}
+
+static void on_tick(void *arg)
+{
+    struct km_shell *s = arg;
+    CHECK_OBJ(s, KM_SHELL_MAGIC);
+    step(s, (struct km_event){.type = KM_EVENT_TICK});
+}
+
+/* ---- start: the epoch, then the socket ---- */
+
+static void state_show(struct km_shell *s)
+{
+    bool off = strcmp(s->params->redis, "off") == 0;
+    if (s->begun && !s->failed)
+        status_set_state(s->status, off || redis_up(s->redis) ? "ready" : "degraded");
+}
+
+static enum err epoch_choose(struct km_shell *s, uint32_t redis_epoch, struct err_detail *detail)
+{
+    uint32_t epoch = s->epoch_local;
+    uint32_t in_arena = km_audit_epoch(s->arena_path);
+    if (redis_epoch > epoch)
+        epoch = redis_epoch;
+    if (in_arena > epoch)
+        epoch = in_arena;
+    if (epoch >= KM_EPOCH_MAX)
+        return err_set(detail, ERR_UNSUPPORTED,
+                       "epochs are used up: %u on disk, %u in redis, %u in the arena",
+                       s->epoch_local, redis_epoch, in_arena);
+    s->epoch = epoch + 1;
+    return km_epoch_write(s->params->state_dir, s->epoch, detail);
+}
+
+static uint64_t unix_ms(void)
+{
+    return clock_unix_us() / 1000;
+}
+
+static enum err serve(struct km_shell *s, uint32_t redis_epoch, struct err_detail *detail)
+{
+    TRY(epoch_choose(s, redis_epoch, detail));
+    struct km_core_options core = {
+        .epoch = s->epoch,
+        .incarnation = s->incarnation,
+        .key = s->key,
+        .block_tokens = s->params->block_tokens,
+        .kv_dtype = dtype_of(s->params->kv_dtype),
+        .index_dtype = dtype_of(s->params->index_dtype),
+        .slots_spare = s->params->slots_spare,
+    };
+    struct km_map_options map = {
+        .redis = s->redis,
+        .cluster = s->params->cluster,
+        .pool_id = s->params->id,
+        .epoch = s->epoch,
+        .incarnation = s->incarnation,
+        .sessions_max = s->params->sessions_max,
+        .ttl_ms = (uint64_t)s->params->session_ttl_s * 1000,
+        .unix_ms = unix_ms,
+    };
+    s->core = km_core_create(&core);
+    s->map = km_map_create(&map);
+    TRY(bus_bind(s->bus, s->endpoint, QUEUE_MAX, on_message, s, &s->socket, detail));
+    loop_timer_start(s->tick, TICK_US, true);
+    return ERR_OK;
+}
+
+static void begin(struct km_shell *s, uint32_t redis_epoch, const char *source)
+{
+    struct err_detail detail = {{0}};
+    if (s->begun)
+        return;
+    s->begun = true;
+    loop_timer_stop(s->epoch_timer);
+    enum err e = serve(s, redis_epoch, &detail);
+    if (e != ERR_OK) {
+        log_error(KVMGR, "cannot start", "reason=\"%s\"", detail.text);
+        s->failed = true;
+        loop_stop(s->loop);
+        return;
+    }
+    log_info(KVMGR, "serving", "endpoint=%s epoch=%u local=%u redis=%u source=%s", s->endpoint,
+             s->epoch, s->epoch_local, redis_epoch, source);
+    state_show(s);
+    if (redis_up(s->redis))
+        km_map_redis_up(s->map, true);
+}
+
+static void on_epoch_timer(void *arg)
+{
+    struct km_shell *s = arg;
+    CHECK_OBJ(s, KM_SHELL_MAGIC);
+    begin(s, 0, "disk");
+}
+
+static void on_epoch(void *arg, enum err e, const struct redis_value *value)
+{
+    struct km_shell *s = arg;
+    CHECK_OBJ(s, KM_SHELL_MAGIC);
+    uint64_t epoch = 0;
+    if (e != ERR_OK)
+        return; /* the timer decides */
+    if (value->type == REDIS_STRING &&
+        (!text_to_u64(value->text, value->bytes, &epoch) || epoch >= KM_EPOCH_MAX)) {
+        log_warn(KVMGR, "epoch in redis is unusable", "text=\"%.*s\"", (int)(value->bytes & 31),
+                 value->text);
+        epoch = 0;
+    }
+    begin(s, (uint32_t)epoch, "redis");
+}
+
+static void on_redis(void *arg, bool up)
+{
+    struct km_shell *s = arg;
+    CHECK_OBJ(s, KM_SHELL_MAGIC);
+    if (s->begun) {
+        if (s->map)
+            km_map_redis_up(s->map, up);
+        state_show(s);
+        return;
+    }
+    char key[128];
+    snprintf(key, sizeof(key), "tandem:{%.64s}:epoch:%u", s->params->cluster, s->params->id);
+    const char *argv[] = {"GET", key};
+    size_t bytes[] = {3, strlen(key)};
+    if (up && redis_command(s->redis, on_epoch, s, 2, argv, bytes) != ERR_OK)
+        log_warn(KVMGR, "epoch not asked of redis", "");
+}
+
+/* ---- status ---- */
+
+static void metrics_core(struct km_shell *s)
+{
+    struct metric *m = s->metrics;
+    const struct km_core_stats *c = km_core_stats(s->core);
+    struct km_pool_counts n = km_core_counts(s->core);
+    const struct {
+        enum km_metric metric;
+        uint64_t value;
+    } values[] = {
+        {KM_METRIC_blocks_free, n.blocks_free},
+        {KM_METRIC_blocks_leased, n.blocks_leased},
+        {KM_METRIC_blocks_cached, n.blocks_cached},
+        {KM_METRIC_blocks_total, n.blocks_total},
+        {KM_METRIC_tokens_keepable, (uint64_t)n.blocks_free * s->params->block_tokens},
+        {KM_METRIC_slots_free, n.slots_free},
+        {KM_METRIC_slots_used, n.slots_total - n.slots_free},
+        {KM_METRIC_workers, c->workers},
+        {KM_METRIC_leases, km_core_leases(s->core)},
+        {KM_METRIC_attaches, c->attaches},
+        {KM_METRIC_attaches_refused, c->attaches_refused},
+        {KM_METRIC_workers_lost, c->workers_lost},
+        {KM_METRIC_opens, c->opens},
+        {KM_METRIC_opens_full, c->opens_full},
+        {KM_METRIC_opens_wait, c->waits},
+        {KM_METRIC_extends, c->extends},
+        {KM_METRIC_extends_full, c->extends_full},
+        {KM_METRIC_commits, c->commits},
+        {KM_METRIC_blocks_committed, c->blocks_committed},
+        {KM_METRIC_snapshots, c->snapshots},
+        {KM_METRIC_releases, c->releases},
+        {KM_METRIC_expired, c->leases_expired},
+        {KM_METRIC_stale, c->stale},
+        {KM_METRIC_refused, c->refused},
+    };
+    for (size_t i = 0; i < ARRAY_COUNT(values); i++)
+        metric_set(&m[values[i].metric], (double)values[i].value);
+}
+
+static void on_refresh(void *arg)
+{
+    struct km_shell *s = arg;
+    struct metric *m = s->metrics;
+    metric_set(&m[KM_METRIC_malformed], (double)s->malformed);
+    metric_set(&m[KM_METRIC_unsent], (double)s->unsent);
+    metric_set(&m[KM_METRIC_epoch], (double)s->epoch);
+    uint64_t repaired = s->repaired, bytes = 0;
+    if (s->arena) {
+        repaired += km_arena_headers_repaired(s->arena);
+        bytes = km_arena_layout(s->arena)->arena_bytes;
+    }
+    metric_set(&m[KM_METRIC_headers_repaired], (double)repaired);
+    metric_set(&m[KM_METRIC_arena_bytes], (double)bytes);
+    if (!s->core || !s->map)
+        return;
+    metrics_core(s);
+    const struct km_map_stats *map = km_map_stats(s->map);
+    metric_set(&m[KM_METRIC_map_writes], (double)map->writes);
+    metric_set(&m[KM_METRIC_map_epoch], (double)map->refused_epoch);
+    metric_set(&m[KM_METRIC_map_gen], (double)map->refused_gen);
+    metric_set(&m[KM_METRIC_map_failed], (double)map->failed);
+    metric_set(&m[KM_METRIC_map_dropped], (double)map->dropped);
+    metric_set(&m[KM_METRIC_map_superseded], (double)map->superseded);
+    metric_set(&m[KM_METRIC_map_sessions], (double)map->sessions);
+}
+
+static struct km_pool_counts counts_now(const struct km_shell *s)
+{
+    return s->core ? km_core_counts(s->core) : (struct km_pool_counts){0};
+}
+
+static void on_health(void *arg, struct str *out)
+{
+    struct km_shell *s = arg;
+    struct km_pool_counts n = counts_now(s);
+    str_add_format(out,
+                   ",\"epoch\":%u,\"blocks_free\":%u,\"blocks_leased\":%u,\"blocks_cached\":%u,"
+                   "\"blocks_total\":%u,\"block_tokens\":%u,\"tokens_keepable\":%" PRIu64
+                   ",\"slots_free\":%u,\"slots_total\":%u,\"workers\":%u,\"leases\":%u",
+                   s->epoch, n.blocks_free, n.blocks_leased, n.blocks_cached, n.blocks_total,
+                   s->params->block_tokens, (uint64_t)n.blocks_free * s->params->block_tokens,
+                   n.slots_free, n.slots_total, s->core ? km_core_stats(s->core)->workers : 0,
+                   n.slots_total - n.slots_free);
+}
+
+static void on_heartbeat(void *arg, void (*add)(void *add_arg, const char *name, const char *value),
+                         void *add_arg)
+{
+    struct km_shell *s = arg;
+    struct km_pool_counts n = counts_now(s);
+    char layout[33] = "", model[33] = "";
+    if (s->arena) {
+        hex_encode(&km_arena_layout(s->arena)->layout_fp, sizeof(struct hash128), layout);
+        hex_encode(&s->model_fp, sizeof(s->model_fp), model);
+    }
+    const struct {
+        const char *name;
+        uint64_t value;
+    } numbers[] = {
+        {"epoch", s->epoch},
+        {"blocks_total", n.blocks_total},
+        {"blocks_free", n.blocks_free},
+        {"block_tokens", s->params->block_tokens},
+        {"rank", 0},
+        {"dcp", 1},
+        {"interleave", s->params->block_tokens},
+    };
+    for (size_t i = 0; i < ARRAY_COUNT(numbers); i++) {
+        char text[24];
+        snprintf(text, sizeof(text), "%" PRIu64, numbers[i].value);
+        add(add_arg, numbers[i].name, text);
+    }
+    add(add_arg, "boot_id", s->boot_id);
+    add(add_arg, "host", s->host);
+    add(add_arg, "pair_incarnation", "");
+    add(add_arg, "layout_fp", layout);
+    add(add_arg, "model_fp", model);
+    add(add_arg, "addr", s->endpoint);
+}
+
+/* ---- public ---- */
+
+static void facts_read(struct km_shell *s)
+{
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (f) {
+        if (!fgets(s->boot_id, sizeof(s->boot_id), f))
+            s->boot_id[0] = '\0';
+        fclose(f);
+        s->boot_id[strcspn(s->boot_id, "\n")] = '\0';
+    }
+    if (gethostname(s->host, sizeof(s->host) - 1) != 0)
+        s->host[0] = '\0';
+}
+
+static enum err shell_open(struct km_shell *s, struct err_detail *detail)
+{
+    const struct km_params *p = s->params;
+    TRY(block_hash_key_load(p->state_dir, &s->key, detail));
+    if (p->arena_path[0] == '\0')
+        TRY(km_arena_default_path(p->cluster, p->run_dir, s->arena_path, detail));
+    else
+        snprintf(s->arena_path, sizeof(s->arena_path), "%s", p->arena_path);
+    enum err e = km_epoch_read(p->state_dir, &s->epoch_local, detail);
+    if (e == ERR_CORRUPT)
+        log_warn(KVMGR, "epoch file ignored", "reason=\"%s\"", detail->text);
+    else if (e != ERR_OK)
+        return e;
+    struct redis_options redis = {0};
+    redis_address(p->redis, p->run_dir, &redis);
+    s->redis = redis_create(s->loop, &redis);
+    redis_on_change(s->redis, on_redis, s);
+    snprintf(s->heartbeat_key, sizeof(s->heartbeat_key), "pool:%u", p->id);
+    struct status_options status = {
+        .role = "kvmgr",
+        .id = p->id,
+        .cluster = p->cluster,
+        .run_dir = p->run_dir,
+        .incarnation = s->incarnation,
+        .redis = s->redis,
+        .rows = km_metric_rows,
+        .values = s->metrics,
+        .metric_count = KM_METRIC_COUNT,
+        .common_labels = "",
+        .extra = on_health,
+        .refresh = on_refresh,
+        .heartbeat = on_heartbeat,
+        .heartbeat_key = s->heartbeat_key,
+        .arg = s,
+    };
+    TRY(status_create(s->loop, &status, &s->status, detail));
+    s->bus = bus_create(s->loop);
+    s->tick = loop_timer_create(s->loop, on_tick, s);
+    s->epoch_timer = loop_timer_create(s->loop, on_epoch_timer, s);
+    loop_timer_start(s->epoch_timer, strcmp(p->redis, "off") == 0 ? 0 : EPOCH_WAIT_US, false);
+    return ERR_OK;
+}
+
+enum err km_shell_create(struct loop *l, const struct km_params *params,
+                         struct km_shell **ret_shell, struct err_detail *detail)
+{
+    struct km_shell *s = mem_take(sizeof(*s));
+    s->magic = KM_SHELL_MAGIC;
+    s->loop = l;
+    s->params = params;
+    arena_init(&s->wire, WIRE_BYTES, WIRE_BYTES_MAX);
+    arena_init(&s->wire_out, WIRE_BYTES, WIRE_BYTES_MAX);
+    rng_system(&s->incarnation, sizeof(s->incarnation));
+    snprintf(s->endpoint, sizeof(s->endpoint), "ipc://%s/kvmgr.sock", params->run_dir);
+    facts_read(s);
+    enum err e = shell_open(s, detail);
+    if (e != ERR_OK) {
+        km_shell_destroy(&s);
+        return e;
+    }
+    *ret_shell = s;
+    return ERR_OK;
+}
+
+void km_shell_destroy(struct km_shell **shell_p)
+{
+    struct km_shell *s = *shell_p;
+    if (!s)
+        return;
+    CHECK_OBJ(s, KM_SHELL_MAGIC);
+    loop_timer_destroy(&s->tick);
+    loop_timer_destroy(&s->epoch_timer);
+    bus_socket_destroy(&s->socket);
+    bus_destroy(&s->bus);
+    status_destroy(&s->status);
+    if (s->redis)
+        redis_destroy(&s->redis); /* answers for writes in flight: before the map */
+    km_map_destroy(&s->map);
+    km_core_destroy(&s->core);
+    km_arena_close(&s->arena);
+    arena_fini(&s->wire);
+    arena_fini(&s->wire_out);
+    s->magic = 0;
+    mem_give(s);
+    *shell_p = NULL;
+}
+
+bool km_shell_failed(const struct km_shell *s)
+{
+    CHECK_OBJ(s, KM_SHELL_MAGIC);
+    return s->failed;
+}

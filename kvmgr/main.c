@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <string.h>
+
+#include "kvmgr/km_arena.h"
+#include "kvmgr/km_audit.h"
+#include "kvmgr/km_params.h"
+#include "kvmgr/km_shell.h"
+#include "lib/base/check.h"
+#include "lib/base/log.h"
+#include "lib/base/str.h"
+#include "lib/net/loop.h"
+#include "lib/net/status.h"
+
+#define PARAM(name, type, def, lo, hi, unit, apply, help)                                          \
+    PARAM_ROW(struct km_params, name, type, def, lo, hi, unit, apply, help)
+static const struct param km_param_table[] = {
+#include "lib/base/params_common.def"
+#include "kvmgr/km_params.def"
+};
+#undef PARAM
+
+static void dtype_check(struct str *faults, const char *name, const char *value, bool may_be_empty)
+{
+    if (strcmp(value, "f32") == 0 || (may_be_empty && value[0] == '\0'))
+        return;
+    str_add_format(faults, "%s: %.16s: this build stores f32 only\n", name, value);
+}
+
+/* What single rows of the table cannot say. */
+static enum err params_check(const struct km_params *p, struct err_detail *ret_faults)
+{
+    struct str faults;
+    str_init(&faults, ERR_DETAIL_BYTES);
+    dtype_check(&faults, "kv_dtype", p->kv_dtype, false);
+    dtype_check(&faults, "index_dtype", p->index_dtype, true);
+    if (p->block_tokens % 4 != 0)
+        str_add_format(&faults, "block_tokens: %u is no multiple of 4\n", p->block_tokens);
+    if (p->snapshot_every != 0)
+        str_add_format(&faults, "snapshot_every: %u: this build keeps no snapshots; leave it 0\n",
+                       p->snapshot_every);
+    if (p->kv_store_dir[0] != '\0' || p->kv_store_bytes != 0)
+        str_add_text(&faults, "kv_store_dir, kv_store_bytes: this build has no NVMe tier; leave "
+                              "them unset\n");
+    size_t bytes = strlen(p->arena_path);
+    if (utf8_valid_prefix(p->arena_path, bytes) != bytes)
+        str_add_text(&faults, "arena_path: not valid UTF-8\n");
+    if (bytes > 0 && p->arena_path[0] != '/')
+        str_add_text(&faults, "arena_path: must be absolute, the worker opens it too\n");
+    enum err e = ERR_OK;
+    if (faults.bytes > 0)
+        e = err_set(ret_faults, ERR_INVALID, "%.*s", (int)faults.bytes - 1, faults.text);
+    str_fini(&faults);
+    return e;
+}
+
+static int audit(const struct km_params *p)
+{
+    char path[KM_ARENA_PATH_BYTES];
+    struct km_audit found;
+    struct err_detail detail = {{0}};
+    enum err e = ERR_OK;
+    if (p->arena_path[0] == '\0')
+        e = km_arena_default_path(p->cluster, p->run_dir, path, &detail);
+    else
+        snprintf(path, sizeof(path), "%s", p->arena_path);
+    if (e == ERR_OK)
+        e = km_audit_read(path, &found, &detail);
+    if (e != ERR_OK) {
+        fprintf(stderr, "tandem-kvmgr: %s\n", detail.text);
+        return 1;
+    }
+    km_audit_print(stdout, path, &found);
+    return km_audit_sound(&found) ? 0 : 1;
+}
+
+static void on_stop(void *arg)
+{
+    struct loop *l = arg;
+    loop_stop(l);
+}
+
+static int serve(const struct km_params *params)
+{
+    struct err_detail detail = {{0}};
+    char name[32];
+    snprintf(name, sizeof(name), "kvmgr-%u", params->id);
+    if (process_begin(name, params->run_dir, params->state_dir, &detail) != ERR_OK)
+        die("%s", detail.text);
+    params_log(km_param_table, ARRAY_COUNT(km_param_table), params);
+    struct loop *l = loop_create();
+    struct km_shell *shell = NULL;
+    loop_on_stop_signal(l, on_stop, l);
+    if (km_shell_create(l, params, &shell, &detail) != ERR_OK) {
+        process_end(name, params->run_dir);
+        die("%s", detail.text);
+    }
+    loop_run(l);
+    log_info(KVMGR, "stopping", "");
+    int rc = km_shell_failed(shell) ? 1 : 0;
+    km_shell_destroy(&shell);
+    loop_destroy(&l);
+    process_end(name, params->run_dir);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    static struct km_params params;
+    struct err_detail detail = {{0}};
+    size_t count = ARRAY_COUNT(km_param_table);
+    bool only_audit = false;
+    enum log_level level;
+    log_init("kvmgr", LOG_INFO);
+    int kept = 1;
+    for (int i = 1; i < argc; i++) { /* --audit is no parameter: it ends the process */
+        if (strcmp(argv[i], "--audit") == 0)
+            only_audit = true;
+        else
+            argv[kept++] = argv[i];
+    }
+    if (params_load(km_param_table, count, &params, kept, argv, &detail) != ERR_OK ||
+        params_check(&params, &detail) != ERR_OK)
+        die("%s", detail.text);
+    if (!log_level_parse(params.log_level, &level))
+        die("log_level: %s: error, warn, info or debug", params.log_level);
+    log_set_level(level);
+    return only_audit ? audit(&params) : serve(&params);
+}
