@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "router/rt_shell.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/base/arena.h"
+#include "lib/base/check.h"
+#include "lib/base/clock.h"
+#include "lib/base/log.h"
+#include "lib/base/mem.h"
+#include "lib/base/metrics.h"
+#include "lib/base/rng.h"
+#include "lib/net/bus.h"
+#include "lib/net/loop.h"
+#include "lib/net/redis.h"
+#include "lib/net/status.h"
+#include "proto/wire.h"
+#include "router/rt_core.h"
+#include "router/rt_params.h"
+#include "router/rt_shell_status.h"
+
+#define SHELL_MAGIC    0x52545348u
+#define TICK_US        50000u
+#define QUEUE_MAX      65536u
+#define WIRE_BYTES     (256u << 10)
+#define WIRE_BYTES_MAX (64u << 20)
+#define UNSENT_MAX     1024u
+
+STATIC_CHECK(RT_PEER_BYTES_MAX == BUS_PEER_BYTES_MAX);
+STATIC_CHECK(WIRE_FRAMES_MAX <= BUS_FRAMES_MAX);
+
+struct rt_shell {
+    uint32_t magic;
+    const struct rt_params *params;
+    struct loop *loop;
+    struct bus *bus;
+    struct bus_socket *socket;
+    struct redis *redis;
+    struct rt_shell_status *status;
+    struct loop_timer *tick;
+    struct arena wire_in;  /* one message */
+    struct arena wire_out; /* one message */
+    struct rt_core *core;
+    struct rt_actions *actions;
+    /* Sends that failed while actions were carried out; each becomes an event afterwards. */
+    uint32_t unsent_count;
+    struct rt_event unsent[UNSENT_MAX];
+    uint64_t malformed;
+    char endpoint[PARAM_STR_BYTES + 32];
+    char redis_address[PARAM_STR_BYTES + 32];
+};
+
+static void peer_text(const struct rt_peer *peer, char ret_text[2 * RT_PEER_BYTES_MAX + 1])
+{
+    uint32_t at = 0;
+    for (uint32_t i = 0; i < peer->count; i++) {
+        uint8_t b = peer->bytes[i];
+        ret_text[at++] = b > ' ' && b < 0x7f && b != '"' ? (char)b : '?';
+    }
+    ret_text[at] = '\0';
+}
+
+static void trace(const struct rt_trace *t)
+{
+    char peer[2 * RT_PEER_BYTES_MAX + 1];
+    uint64_t id = 0;
+    peer_text(&t->peer, peer);
+    for (uint32_t i = 0; i < 8; i++)
+        id = id << 8 | t->id.bytes[i];
+    switch (t->level) {
+    case RT_TRACE_DEBUG:
+        log_debug(ROUTER, t->text, "peer=%s req=%016" PRIx64 " value=%" PRIu64, peer, id, t->value);
+        break;
+    case RT_TRACE_INFO:
+        log_info(ROUTER, t->text, "peer=%s req=%016" PRIx64 " value=%" PRIu64, peer, id, t->value);
+        break;
+    case RT_TRACE_WARN:
+        log_warn(ROUTER, t->text, "peer=%s req=%016" PRIx64 " value=%" PRIu64, peer, id, t->value);
+        break;
+    }
+}
+
+static void send_failed(struct rt_shell *s, const struct rt_peer *peer, const struct msg *m)
+{
+    bool matters = m->type == MSG_TOKENS_EMITTED || m->type == MSG_WORKER_ASSIGN;
+    if (!matters || s->unsent_count == UNSENT_MAX)
+        return; /* timers of the core make up for it */
+    struct rt_event *e = &s->unsent[s->unsent_count++];
+    memset(e, 0, sizeof(*e));
+    e->type = RT_EVENT_UNSENT;
+    e->u.unsent.peer = *peer;
+    e->u.unsent.type = m->type;
+    e->u.unsent.id = m->id;
+    if (m->type == MSG_TOKENS_EMITTED)
+        e->u.unsent.seq = m->u.tokens.seq;
+}
+
+static void send(struct rt_shell *s, const struct rt_peer *peer, const struct msg *m)
+{
+    struct wire_frame frames[WIRE_FRAMES_MAX];
+    struct bus_frame out[WIRE_FRAMES_MAX];
+    struct bus_peer to = {.count = peer->count};
+    uint32_t count = 0;
+    arena_reset(&s->wire_out);
+    enum err e = wire_encode(&s->wire_out, m, frames, &count);
+    if (e == ERR_OK) {
+        memcpy(to.bytes, peer->bytes, sizeof(to.bytes));
+        for (uint32_t i = 0; i < count; i++)
+            out[i] = (struct bus_frame){frames[i].bytes, frames[i].count};
+        e = bus_send(s->socket, &to, out, count);
+    }
+    if (e == ERR_OK)
+        return;
+    char text[2 * RT_PEER_BYTES_MAX + 1];
+    peer_text(peer, text);
+    log_debug(ROUTER, "message not sent", "peer=%s type=%s code=%s", text, msg_type_name(m->type),
+              err_name(e));
+    send_failed(s, peer, m);
+}
+
+static void actions_run(struct rt_shell *s)
+{
+    for (uint32_t i = 0; i < s->actions->count; i++) {
+        const struct rt_action *a = &s->actions->items[i];
+        switch (a->type) {
+        case RT_SEND:
+            send(s, &a->u.send.peer, &a->u.send.msg);
+            break;
+        case RT_TRACE:
+            trace(&a->u.trace);
+            break;
+        case RT_OBSERVE:
+            rt_shell_status_observe(s->status, a->u.observe.what, a->u.observe.value);
+            break;
+        }
+    }
+}
+
+static void step(struct rt_shell *s, struct rt_event *e)
+{
+    e->now_us = loop_now_us(s->loop);
+    e->unix_us = clock_unix_us();
+    rt_core_step(s->core, e, s->actions);
+    actions_run(s);
+    /* Every round hands over up to RT_ACTIONS_MAX actions: the work that is left shrinks.  Failed
+     * sends wait in the core for its next tick, so they cannot keep this loop going. */
+    while (s->actions->more || s->unsent_count > 0) {
+        struct rt_event next = {.type = RT_EVENT_TICK};
+        if (s->unsent_count > 0)
+            next = s->unsent[--s->unsent_count];
+        next.now_us = loop_now_us(s->loop);
+        next.unix_us = e->unix_us;
+        rt_core_step(s->core, &next, s->actions);
+        actions_run(s);
+    }
+}
+
+static void on_message(void *arg, const struct bus_peer *from, const struct bus_frame *frames,
+                       uint32_t count)
+{
+    struct rt_shell *s = arg;
+    CHECK_OBJ(s, SHELL_MAGIC);
+    struct wire_frame in[BUS_FRAMES_MAX];
+    struct err_detail detail;
+    struct rt_peer peer = {.count = from->count};
+    struct msg m;
+    CHECK(count <= BUS_FRAMES_MAX);
+    memcpy(peer.bytes, from->bytes, sizeof(peer.bytes));
+    for (uint32_t i = 0; i < count; i++)
+        in[i] = (struct wire_frame){frames[i].bytes, frames[i].count};
+    arena_reset(&s->wire_in);
+    enum err e = wire_decode(&s->wire_in, in, count, &m, &detail);
+    if (e != ERR_OK) {
+        char text[2 * RT_PEER_BYTES_MAX + 1];
+        peer_text(&peer, text);
+        s->malformed++;
+        log_warn(ROUTER, "malformed message dropped", "peer=%s code=%s reason=\"%s\"", text,
+                 err_name(e), detail.text);
+        return;
+    }
+    struct rt_event event = {.type = RT_EVENT_MSG, .u.msg = {.peer = &peer, .msg = &m}};
+    step(s, &event);
+}
+
+static void on_tick(void *arg)
+{
+    struct rt_shell *s = arg;
+    CHECK_OBJ(s, SHELL_MAGIC);
+    struct rt_event event = {.type = RT_EVENT_TICK};
+    step(s, &event);
+    rt_shell_status_tick(s->status, s->malformed);
+}
+
+static struct rt_core *core_create(const struct rt_params *p)
+{
+    struct rt_options o = {
+        .requests_max = p->requests_max,
+        .queue_requests_max = p->queue_requests_max,
+        .queue_tokens_max = p->queue_tokens_max,
+        .store_tokens_max = p->store_tokens_max,
+        .workers_max = p->workers_max,
+        .gateways_max = p->gateways_max,
+        .worker_silence_us_max = p->worker_silence_ms * 1000ull,
+        .gateway_silence_us_max = p->gateway_silence_ms * 1000ull,
+        .cancel_us_max = p->cancel_ms * 1000ull,
+        .no_worker_us_max = p->no_worker_ms * 1000ull,
+        .canary_us = p->canary_ms * 1000ull,
+        .canary_silence_us_max = p->canary_silence_ms * 1000ull,
+    };
+    return rt_core_create(&o);
+}
+
+static struct redis *redis_open(struct rt_shell *s)
+{
+    struct redis_options o = {.address = ""};
+    if (strcmp(s->params->redis, "off") == 0)
+        return NULL;
+    int bytes =
+        s->params->redis[0] != '\0'
+            ? snprintf(o.address, sizeof(o.address), "%s", s->params->redis)
+            : snprintf(o.address, sizeof(o.address), "unix:%s/redis.sock", s->params->run_dir);
+    if (bytes < 0 || (size_t)bytes >= sizeof(o.address)) {
+        log_error(ROUTER, "redis address too long, going on without", "");
+        return NULL;
+    }
+    return redis_create(s->loop, &o);
+}
+
+static void start(struct rt_shell *s, uint64_t incarnation)
+{
+    struct rt_event e = {.type = RT_EVENT_START};
+    e.u.start.incarnation = incarnation;
+    rng_system(&e.u.start.seed, sizeof(e.u.start.seed));
+    step(s, &e);
+    loop_timer_start(s->tick, TICK_US, true);
+}
+
+enum err rt_shell_create(struct loop *l, const struct rt_params *params,
+                         struct rt_shell **ret_shell, struct err_detail *detail)
+{
+    struct rt_shell *s = mem_take(sizeof(*s));
+    uint64_t incarnation = 0;
+    s->magic = SHELL_MAGIC;
+    s->params = params;
+    s->loop = l;
+    rng_system(&incarnation, sizeof(incarnation));
+    arena_init(&s->wire_in, WIRE_BYTES, WIRE_BYTES_MAX);
+    arena_init(&s->wire_out, WIRE_BYTES, WIRE_BYTES_MAX);
+    s->actions = mem_take(sizeof(*s->actions));
+    s->core = core_create(params);
+    s->redis = redis_open(s);
+    s->tick = loop_timer_create(l, on_tick, s);
+    s->bus = bus_create(l);
+    struct rt_shell_status_options o = {.loop = l,
+                                        .params = params,
+                                        .core = s->core,
+                                        .redis = s->redis,
+                                        .incarnation = incarnation};
+    enum err e = rt_shell_status_create(&o, &s->status, detail);
+    if (e != ERR_OK)
+        goto out;
+    int bytes = snprintf(s->endpoint, sizeof(s->endpoint), "ipc://%s/router.sock", params->run_dir);
+    CHECK(bytes > 0 && (size_t)bytes < sizeof(s->endpoint));
+    e = bus_bind(s->bus, s->endpoint, QUEUE_MAX, on_message, s, &s->socket, detail);
+    if (e != ERR_OK)
+        goto out;
+    start(s, incarnation);
+    *ret_shell = s;
+    return ERR_OK;
+out:
+    rt_shell_destroy(&s);
+    return e;
+}
+
+void rt_shell_destroy(struct rt_shell **shell_p)
+{
+    struct rt_shell *s = *shell_p;
+    if (s == NULL)
+        return;
+    CHECK_OBJ(s, SHELL_MAGIC);
+    loop_timer_destroy(&s->tick);
+    if (s->socket != NULL)
+        bus_socket_destroy(&s->socket);
+    bus_destroy(&s->bus);
+    rt_shell_status_destroy(&s->status);
+    if (s->redis != NULL)
+        redis_destroy(&s->redis);
+    rt_core_destroy(&s->core);
+    mem_give(s->actions);
+    arena_fini(&s->wire_in);
+    arena_fini(&s->wire_out);
+    s->magic = 0;
+    mem_give(s);
+    *shell_p = NULL;
+}

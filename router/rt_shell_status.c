@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "router/rt_shell_status.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/base/check.h"
+#include "lib/base/json.h"
+#include "lib/base/mem.h"
+#include "lib/base/metrics.h"
+#include "lib/base/str.h"
+#include "lib/net/status.h"
+#include "router/rt_core.h"
+#include "router/rt_params.h"
+#include "router/rt_table.h"
+
+#define STATUS_MAGIC 0x52545353u
+
+enum rt_metric {
+#define COUNTER(ident, name, labels, help)            RT_METRIC_##ident,
+#define GAUGE(ident, name, labels, help)              RT_METRIC_##ident,
+#define HISTOGRAM(ident, name, labels, buckets, help) RT_METRIC_##ident,
+#include "router/rt_metrics.def"
+#undef COUNTER
+#undef GAUGE
+#undef HISTOGRAM
+    RT_METRIC_COUNT
+};
+
+static const struct metric_row rt_metric_rows[RT_METRIC_COUNT] = {
+#define COUNTER(ident, name, labels, help) {METRIC_COUNTER, name, labels, NULL, help},
+#define GAUGE(ident, name, labels, help)   {METRIC_GAUGE, name, labels, NULL, help},
+#define HISTOGRAM(ident, name, labels, buckets, help)                                              \
+    {METRIC_HISTOGRAM, name, labels, &buckets, help},
+#include "router/rt_metrics.def"
+#undef COUNTER
+#undef GAUGE
+#undef HISTOGRAM
+};
+
+struct rt_shell_status {
+    uint32_t magic;
+    struct rt_core *core;
+    struct status *status;
+    uint64_t malformed;
+    struct metric values[RT_METRIC_COUNT];
+};
+
+static void set(struct rt_shell_status *s, enum rt_metric m, double value)
+{
+    metric_set(&s->values[m], value);
+}
+
+static void refresh_stats(struct rt_shell_status *s, const struct rt_stats *t)
+{
+    set(s, RT_METRIC_finished_stop, (double)t->finished_stop);
+    set(s, RT_METRIC_finished_length, (double)t->finished_length);
+    set(s, RT_METRIC_submits, (double)t->submits);
+    set(s, RT_METRIC_resubmits, (double)t->resubmits);
+    set(s, RT_METRIC_refused_busy, (double)t->refused_busy);
+    set(s, RT_METRIC_refused_context, (double)t->refused_context);
+    set(s, RT_METRIC_refused_other, (double)t->refused_other);
+    set(s, RT_METRIC_assigned, (double)t->assigned);
+    set(s, RT_METRIC_resumed, (double)t->resumed);
+    set(s, RT_METRIC_requeued, (double)t->requeued);
+    set(s, RT_METRIC_tokens_in, (double)t->tokens_in);
+    set(s, RT_METRIC_tokens_out, (double)t->tokens_out);
+    set(s, RT_METRIC_tokens_repeated, (double)t->tokens_repeated);
+    set(s, RT_METRIC_gaps, (double)t->gaps);
+    set(s, RT_METRIC_strays, (double)t->strays);
+    set(s, RT_METRIC_unexpected, (double)t->unexpected);
+    set(s, RT_METRIC_unsent, (double)t->unsent);
+    set(s, RT_METRIC_workers_lost_total, (double)t->workers_lost);
+    set(s, RT_METRIC_gateways_lost_total, (double)t->gateways_lost);
+    set(s, RT_METRIC_canaries, (double)t->canaries);
+    set(s, RT_METRIC_canaries_failed, (double)t->canaries_failed);
+}
+
+static void refresh(void *arg)
+{
+    struct rt_shell_status *s = arg;
+    CHECK_OBJ(s, STATUS_MAGIC);
+    struct rt_info info;
+    rt_core_info(s->core, &info);
+    const struct msg_router_info *r = &info.router;
+    set(s, RT_METRIC_ready, r->ready);
+    set(s, RT_METRIC_waiting, r->waiting);
+    set(s, RT_METRIC_running, r->running);
+    set(s, RT_METRIC_tokens_waiting, (double)r->tokens_waiting);
+    set(s, RT_METRIC_store_free, (double)info.store_tokens_free);
+    set(s, RT_METRIC_tokens_per_s, info.tokens_per_s);
+    set(s, RT_METRIC_workers_ready, r->workers_ready);
+    set(s, RT_METRIC_workers_lost, info.workers_lost);
+    set(s, RT_METRIC_workers_other, info.workers - info.workers_lost - r->workers_ready);
+    set(s, RT_METRIC_gateways, info.gateways);
+    set(s, RT_METRIC_accepted, (double)r->ledger.accepted);
+    set(s, RT_METRIC_failed, (double)r->ledger.failed);
+    set(s, RT_METRIC_cancelled, (double)r->ledger.cancelled);
+    set(s, RT_METRIC_live, (double)r->ledger.live);
+    set(s, RT_METRIC_malformed, (double)s->malformed);
+    refresh_stats(s, &info.stats);
+}
+
+static const char *worker_state(const struct rt_worker *w)
+{
+    static const char *const names[] = {"unknown", "loading", "ready", "draining", "failed"};
+    if (w->lost)
+        return "lost";
+    if (w->drain && w->info.state == MSG_WORKER_READY)
+        return "draining";
+    return w->info.state < ARRAY_COUNT(names) ? names[w->info.state] : names[0];
+}
+
+static const char *canary_state(const struct rt_worker *w)
+{
+    static const char *const names[] = {"unknown", "right", "wrong", "late"};
+    CHECK(w->canary.verdict < ARRAY_COUNT(names));
+    return names[w->canary.verdict];
+}
+
+static void extra_worker(struct str *out, const struct rt_worker *w)
+{
+    str_add_text(out, "{\"name\":");
+    json_write_string(out, (const char *)w->peer.bytes,
+                      utf8_valid_prefix(w->peer.bytes, w->peer.count));
+    str_add_format(out,
+                   ",\"id\":%u,\"incarnation\":\"%016" PRIx64 "\",\"state\":\"%s\","
+                   "\"canary\":\"%s\",\"usable\":%s,\"running\":%u,\"seqs_max\":%u,"
+                   "\"tokens_queued\":%" PRIu64 ",\"blocks_free\":%u,\"blocks_total\":%u,"
+                   "\"context_max\":%u,\"quantization\":",
+                   w->info.worker_id, w->info.incarnation, worker_state(w), canary_state(w),
+                   rt_worker_usable(w) ? "true" : "false", w->request_count, w->info.seqs_max,
+                   w->info.tokens_queued, w->info.blocks_free, w->info.blocks_total,
+                   w->info.context_max);
+    json_write_string(out, w->quantization, strlen(w->quantization));
+    str_add_text(out, ",\"warnings\":");
+    json_write_string(out, w->warnings, strlen(w->warnings));
+    str_add_char(out, '}');
+}
+
+static void extra(void *arg, struct str *out)
+{
+    struct rt_shell_status *s = arg;
+    CHECK_OBJ(s, STATUS_MAGIC);
+    struct rt_info info;
+    rt_core_info(s->core, &info);
+    const struct msg_router_info *r = &info.router;
+    const struct msg_ledger *l = &r->ledger;
+    str_add_format(out, ",\"ready\":%s,\"reason\":", r->ready ? "true" : "false");
+    json_write_string(out, r->reason, strlen(r->reason));
+    str_add_format(out,
+                   ",\"queue\":%u,\"queue_tokens\":%" PRIu64 ",\"running\":%u,\"gateways\":%u,"
+                   "\"ledger\":{\"accepted\":%" PRIu64 ",\"finished\":%" PRIu64
+                   ",\"failed\":%" PRIu64 ",\"cancelled\":%" PRIu64 ",\"live\":%" PRIu64 "}",
+                   r->waiting, r->tokens_waiting, r->running, info.gateways, l->accepted,
+                   l->finished, l->failed, l->cancelled, l->live);
+    str_add_text(out, ",\"workers\":[");
+    bool first = true;
+    for (uint32_t i = 0; i < RT_WORKERS_MAX; i++) {
+        const struct rt_worker *w = rt_core_worker(s->core, i);
+        if (w == NULL)
+            continue;
+        if (!first)
+            str_add_char(out, ',');
+        first = false;
+        extra_worker(out, w);
+    }
+    str_add_char(out, ']');
+}
+
+static void heartbeat(void *arg, void (*add)(void *add_arg, const char *name, const char *value),
+                      void *add_arg)
+{
+    struct rt_shell_status *s = arg;
+    CHECK_OBJ(s, STATUS_MAGIC);
+    struct rt_info info;
+    char text[32];
+    rt_core_info(s->core, &info);
+    const struct {
+        const char *name;
+        uint64_t value;
+    } rows[] = {
+        {"ready", info.router.ready},
+        {"workers_ready", info.router.workers_ready},
+        {"running", info.router.running},
+        {"waiting", info.router.waiting},
+        {"tokens_waiting", info.router.tokens_waiting},
+        {"gateways", info.gateways},
+        {"accepted", info.router.ledger.accepted},
+        {"live", info.router.ledger.live},
+    };
+    for (size_t i = 0; i < ARRAY_COUNT(rows); i++) {
+        snprintf(text, sizeof(text), "%" PRIu64, rows[i].value);
+        add(add_arg, rows[i].name, text);
+    }
+    add(add_arg, "reason", info.router.reason);
+}
+
+enum err rt_shell_status_create(const struct rt_shell_status_options *options,
+                                struct rt_shell_status **ret_status, struct err_detail *detail)
+{
+    struct rt_shell_status *s = mem_take(sizeof(*s));
+    s->magic = STATUS_MAGIC;
+    s->core = options->core;
+    struct status_options o = {
+        .role = "router",
+        .id = options->params->id,
+        .cluster = options->params->cluster,
+        .run_dir = options->params->run_dir,
+        .incarnation = options->incarnation,
+        .redis = options->redis,
+        .rows = rt_metric_rows,
+        .values = s->values,
+        .metric_count = RT_METRIC_COUNT,
+        .common_labels = "",
+        .extra = extra,
+        .refresh = refresh,
+        .heartbeat = heartbeat,
+        .arg = s,
+    };
+    enum err e = status_create(options->loop, &o, &s->status, detail);
+    if (e != ERR_OK) {
+        mem_give(s);
+        return e;
+    }
+    *ret_status = s;
+    return ERR_OK;
+}
+
+void rt_shell_status_destroy(struct rt_shell_status **status_p)
+{
+    struct rt_shell_status *s = *status_p;
+    if (s == NULL)
+        return;
+    CHECK_OBJ(s, STATUS_MAGIC);
+    status_destroy(&s->status);
+    s->magic = 0;
+    mem_give(s);
+    *status_p = NULL;
+}
+
+void rt_shell_status_observe(struct rt_shell_status *s, enum rt_observe what, double value)
+{
+    CHECK_OBJ(s, STATUS_MAGIC);
+    enum rt_metric m = RT_METRIC_queue_time;
+    switch (what) {
+    case RT_OBSERVE_QUEUE_US:
+        value /= 1e6;
+        break;
+    case RT_OBSERVE_PROMPT_TOKENS:
+        m = RT_METRIC_prompt_tokens;
+        break;
+    case RT_OBSERVE_OUTPUT_TOKENS:
+        m = RT_METRIC_output_tokens;
+        break;
+    }
+    metric_observe(&rt_metric_rows[m], &s->values[m], value);
+}
+
+void rt_shell_status_tick(struct rt_shell_status *s, uint64_t malformed)
+{
+    CHECK_OBJ(s, STATUS_MAGIC);
+    struct rt_info info;
+    s->malformed = malformed;
+    rt_core_info(s->core, &info);
+    if (info.router.ready)
+        status_set_state(s->status, "ready");
+    else
+        status_set_state(s->status, info.workers == 0 ? "starting" : "degraded");
+}

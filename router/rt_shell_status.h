@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* router/rt_shell_status.h - what the router shows of itself: health page, metrics, heartbeat.
+ *
+ * Owned by the loop thread.  Reads the core between steps, never during one. */
+#ifndef ROUTER_RT_SHELL_STATUS_H
+#define ROUTER_RT_SHELL_STATUS_H
+
+#include <stdint.h>
+
+#include "lib/base/err.h"
+#include "router/rt_event.h"
+
+struct loop;
+struct redis;
+struct rt_core;
+struct rt_params;
+struct rt_shell_status;
+
+struct rt_shell_status_options { /* all borrowed */
+    struct loop *loop;
+    const struct rt_params *params;
+    struct rt_core *core;
+    struct redis *redis; /* may be NULL */
+    uint64_t incarnation;
+};
+
+MUST_USE enum err rt_shell_status_create(const struct rt_shell_status_options *options,
+                                         struct rt_shell_status **ret_status,
+                                         struct err_detail *detail);
+void rt_shell_status_destroy(struct rt_shell_status **status_p);
+void rt_shell_status_observe(struct rt_shell_status *s, enum rt_observe what, double value);
+/* Keeps the published state true. */
+void rt_shell_status_tick(struct rt_shell_status *s, uint64_t malformed);
+
+#endif

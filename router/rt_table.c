@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "router/rt_table.h"
+
+#include <string.h>
+
+#include "lib/base/check.h"
+#include "lib/base/mem.h"
+
+#define TABLE_MAGIC   0x52545442u
+#define WORKER_MAGIC  0x5254574bu
+#define GATEWAY_MAGIC 0x52544757u
+
+struct rt_table {
+    uint32_t magic;
+    uint32_t workers_max, gateways_max;
+    struct rt_worker *workers;
+    struct rt_gateway *gateways;
+};
+
+struct rt_table *rt_table_create(uint32_t workers_max, uint32_t gateways_max)
+{
+    CHECK(workers_max > 0 && gateways_max > 0);
+    struct rt_table *t = mem_take(sizeof(*t));
+    t->magic = TABLE_MAGIC;
+    t->workers_max = workers_max;
+    t->gateways_max = gateways_max;
+    t->workers = mem_take_array(workers_max, sizeof(*t->workers));
+    t->gateways = mem_take_array(gateways_max, sizeof(*t->gateways));
+    return t;
+}
+
+void rt_table_destroy(struct rt_table **table_p)
+{
+    struct rt_table *t = *table_p;
+    if (t == NULL)
+        return;
+    CHECK_OBJ(t, TABLE_MAGIC);
+    mem_give(t->gateways);
+    mem_give(t->workers);
+    t->magic = 0;
+    mem_give(t);
+    *table_p = NULL;
+}
+
+bool rt_peer_equal(const struct rt_peer *a, const struct rt_peer *b)
+{
+    return a->count == b->count && memcmp(a->bytes, b->bytes, a->count) == 0;
+}
+
+struct rt_worker *rt_table_worker(struct rt_table *t, const struct rt_peer *peer)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    for (uint32_t i = 0; i < t->workers_max; i++) {
+        if (t->workers[i].magic != 0 && rt_peer_equal(&t->workers[i].peer, peer))
+            return &t->workers[i];
+    }
+    return NULL;
+}
+
+struct rt_worker *rt_table_worker_by_id(struct rt_table *t, uint64_t worker_id)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    for (uint32_t i = 0; i < t->workers_max; i++) {
+        if (t->workers[i].magic != 0 && t->workers[i].info.worker_id == worker_id)
+            return &t->workers[i];
+    }
+    return NULL;
+}
+
+struct rt_worker *rt_table_worker_add(struct rt_table *t, const struct rt_peer *peer,
+                                      uint64_t now_us)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    CHECK(peer->count <= RT_PEER_BYTES_MAX);
+    for (uint32_t i = 0; i < t->workers_max; i++) {
+        struct rt_worker *w = &t->workers[i];
+        if (w->magic != 0)
+            continue;
+        memset(w, 0, sizeof(*w));
+        w->magic = WORKER_MAGIC;
+        w->peer = *peer;
+        w->heard_us = now_us;
+        rt_link_init(&w->requests);
+        rt_canary_reset(&w->canary, now_us);
+        return w;
+    }
+    return NULL;
+}
+
+void rt_table_worker_remove(struct rt_table *t, struct rt_worker *w)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    CHECK_OBJ(w, WORKER_MAGIC);
+    CHECK(rt_link_alone(&w->requests) && w->request_count == 0);
+    w->magic = 0;
+}
+
+struct rt_worker *rt_table_worker_at(struct rt_table *t, uint32_t index)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    CHECK(index < t->workers_max);
+    return t->workers[index].magic != 0 ? &t->workers[index] : NULL;
+}
+
+uint32_t rt_table_workers_max(const struct rt_table *t)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    return t->workers_max;
+}
+
+struct rt_gateway *rt_table_gateway(struct rt_table *t, const struct rt_peer *peer)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    for (uint32_t i = 0; i < t->gateways_max; i++) {
+        if (t->gateways[i].magic != 0 && rt_peer_equal(&t->gateways[i].peer, peer))
+            return &t->gateways[i];
+    }
+    return NULL;
+}
+
+struct rt_gateway *rt_table_gateway_add(struct rt_table *t, const struct rt_peer *peer,
+                                        uint64_t now_us)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    CHECK(peer->count <= RT_PEER_BYTES_MAX);
+    for (uint32_t i = 0; i < t->gateways_max; i++) {
+        struct rt_gateway *g = &t->gateways[i];
+        if (g->magic != 0)
+            continue;
+        memset(g, 0, sizeof(*g));
+        g->magic = GATEWAY_MAGIC;
+        g->peer = *peer;
+        g->heard_us = now_us;
+        rt_link_init(&g->requests);
+        return g;
+    }
+    return NULL;
+}
+
+void rt_table_gateway_remove(struct rt_table *t, struct rt_gateway *g)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    CHECK_OBJ(g, GATEWAY_MAGIC);
+    CHECK(rt_link_alone(&g->requests) && g->request_count == 0);
+    g->magic = 0;
+}
+
+struct rt_gateway *rt_table_gateway_at(struct rt_table *t, uint32_t index)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    CHECK(index < t->gateways_max);
+    return t->gateways[index].magic != 0 ? &t->gateways[index] : NULL;
+}
+
+uint32_t rt_table_gateways_max(const struct rt_table *t)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    return t->gateways_max;
+}
+
+static const char *long_text(char *bytes, const char *text)
+{
+    size_t count = text == NULL ? 0 : strnlen(text, RT_LONG_TEXT_BYTES - 1);
+    if (count > 0)
+        memcpy(bytes, text, count);
+    bytes[count] = '\0';
+    return bytes;
+}
+
+void rt_worker_info_set(struct rt_worker *w, const struct msg_worker_info *info)
+{
+    CHECK_OBJ(w, WORKER_MAGIC);
+    CHECK(info->canary_count <= MSG_CANARY_IDS_MAX);
+    w->info = *info;
+    w->info.quantization = long_text(w->quantization, info->quantization);
+    w->info.warnings = long_text(w->warnings, info->warnings);
+    rt_text_set(&w->numerics, info->numerics);
+    rt_text_set(&w->spec, info->spec);
+    rt_text_set(&w->config_hash, info->config_hash);
+    w->info.numerics = w->numerics.bytes;
+    w->info.spec = w->spec.bytes;
+    w->info.config_hash = w->config_hash.bytes;
+    if (info->canary_count > 0)
+        memcpy(w->canary_ids, info->canary_ids, info->canary_count * sizeof(w->canary_ids[0]));
+    w->info.canary_ids = w->canary_ids;
+}
+
+bool rt_worker_usable(const struct rt_worker *w)
+{
+    CHECK_OBJ(w, WORKER_MAGIC);
+    return !w->lost && !w->drain && w->info.state == MSG_WORKER_READY &&
+           w->canary.verdict == RT_CANARY_RIGHT;
+}
+
+uint32_t rt_worker_taken(const struct rt_worker *w)
+{
+    CHECK_OBJ(w, WORKER_MAGIC);
+    return w->request_count + (w->canary.active ? 1 : 0);
+}
+
+void rt_worker_join(struct rt_worker *w, struct rt_request *r)
+{
+    CHECK_OBJ(w, WORKER_MAGIC);
+    CHECK(r->worker == NULL && rt_link_alone(&r->place));
+    r->worker = w;
+    rt_link_insert_before(&w->requests, &r->place);
+    w->request_count++;
+}
+
+void rt_worker_leave(struct rt_request *r)
+{
+    struct rt_worker *w = r->worker;
+    CHECK_OBJ(w, WORKER_MAGIC);
+    CHECK(w->request_count > 0 && !rt_link_alone(&r->place));
+    rt_link_remove(&r->place);
+    w->request_count--;
+    r->worker = NULL;
+}
+
+void rt_gateway_join(struct rt_gateway *g, struct rt_request *r)
+{
+    CHECK_OBJ(g, GATEWAY_MAGIC);
+    CHECK(r->gateway == NULL);
+    r->gateway = g;
+    rt_link_insert_before(&g->requests, &r->of_gateway);
+    g->request_count++;
+}
+
+void rt_gateway_leave(struct rt_request *r)
+{
+    struct rt_gateway *g = r->gateway;
+    if (g == NULL)
+        return;
+    CHECK_OBJ(g, GATEWAY_MAGIC);
+    CHECK(g->request_count > 0);
+    rt_link_remove(&r->of_gateway);
+    g->request_count--;
+    r->gateway = NULL;
+}
+
+/* Less loaded: the smaller share of its sequences taken, then fewer prompt tokens to compute. */
+static bool lighter(const struct rt_worker *a, const struct rt_worker *b)
+{
+    uint64_t x = (uint64_t)rt_worker_taken(a) * b->info.seqs_max;
+    uint64_t y = (uint64_t)rt_worker_taken(b) * a->info.seqs_max;
+    if (x != y)
+        return x < y;
+    return a->info.tokens_queued < b->info.tokens_queued;
+}
+
+struct rt_worker *rt_table_pick(struct rt_table *t, uint32_t tokens, uint64_t now_us,
+                                bool *ret_never)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    struct rt_worker *best = NULL;
+    bool usable = false, fits = false;
+    for (uint32_t i = 0; i < t->workers_max; i++) {
+        struct rt_worker *w = &t->workers[i];
+        if (w->magic == 0 || !rt_worker_usable(w))
+            continue;
+        usable = true;
+        if ((uint64_t)tokens + 1 > w->info.context_max)
+            continue;
+        fits = true;
+        if (rt_worker_taken(w) >= w->info.seqs_max || now_us < w->busy_until_us)
+            continue;
+        if (best == NULL || lighter(w, best))
+            best = w;
+    }
+    *ret_never = usable && !fits;
+    return best;
+}

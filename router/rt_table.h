@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* router/rt_table.h - the workers and gateways that the router hears of.
+ *
+ * Owned by the router's loop thread.  Pure.  At most workers_max and gateways_max entries, taken at
+ * create.  A worker's own count of sequences is not trusted for placement: the router counts. */
+#ifndef ROUTER_RT_TABLE_H
+#define ROUTER_RT_TABLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/msg.h"
+#include "router/rt_canary.h"
+#include "router/rt_event.h"
+#include "router/rt_list.h"
+#include "router/rt_store.h"
+
+#define RT_LONG_TEXT_BYTES 4097u
+
+struct rt_table;
+
+struct rt_worker {
+    uint32_t magic; /* 0 = unused entry */
+    struct rt_peer peer;
+    struct msg_worker_info info; /* last WorkerState; texts and ids point into this struct */
+    char quantization[RT_LONG_TEXT_BYTES], warnings[RT_LONG_TEXT_BYTES];
+    struct rt_text numerics, spec, config_hash;
+    uint32_t canary_ids[MSG_CANARY_IDS_MAX];
+
+    bool lost;              /* silent for too long */
+    uint64_t heard_us;      /* any message */
+    uint64_t busy_until_us; /* it refused an assignment: none before this */
+    bool drain;             /* the operator wants it empty */
+    uint64_t drain_deadline_unix_us, drain_sent_us;
+    uint32_t idle_reports; /* WorkerStates in a row that know of no request of ours */
+
+    struct rt_canary canary;
+    struct rt_link requests; /* RT_RUNNING and RT_CANCELLING */
+    uint32_t request_count;
+};
+
+struct rt_gateway {
+    uint32_t magic;
+    struct rt_peer peer;
+    uint32_t id;
+    uint64_t incarnation; /* 0 = not announced yet */
+    uint64_t heard_us;
+    bool lost;
+    struct rt_link requests;
+    uint32_t request_count;
+};
+
+struct rt_table *rt_table_create(uint32_t workers_max, uint32_t gateways_max);
+void rt_table_destroy(struct rt_table **table_p);
+
+bool rt_peer_equal(const struct rt_peer *a, const struct rt_peer *b);
+
+struct rt_worker *rt_table_worker(struct rt_table *t, const struct rt_peer *peer);
+struct rt_worker *rt_table_worker_by_id(struct rt_table *t, uint64_t worker_id);
+/* NULL when the table is full. */
+struct rt_worker *rt_table_worker_add(struct rt_table *t, const struct rt_peer *peer,
+                                      uint64_t now_us);
+void rt_table_worker_remove(struct rt_table *t, struct rt_worker *w);
+/* NULL for an unused entry. */
+struct rt_worker *rt_table_worker_at(struct rt_table *t, uint32_t index);
+uint32_t rt_table_workers_max(const struct rt_table *t);
+
+struct rt_gateway *rt_table_gateway(struct rt_table *t, const struct rt_peer *peer);
+struct rt_gateway *rt_table_gateway_add(struct rt_table *t, const struct rt_peer *peer,
+                                        uint64_t now_us);
+void rt_table_gateway_remove(struct rt_table *t, struct rt_gateway *g);
+struct rt_gateway *rt_table_gateway_at(struct rt_table *t, uint32_t index);
+uint32_t rt_table_gateways_max(const struct rt_table *t);
+
+/* Copies everything, texts included. */
+void rt_worker_info_set(struct rt_worker *w, const struct msg_worker_info *info);
+/* Heard, ready, not draining, and its last canary was right. */
+bool rt_worker_usable(const struct rt_worker *w);
+/* A canary in flight takes a sequence too. */
+uint32_t rt_worker_taken(const struct rt_worker *w);
+void rt_worker_join(struct rt_worker *w, struct rt_request *r);
+void rt_worker_leave(struct rt_request *r);
+void rt_gateway_join(struct rt_gateway *g, struct rt_request *r);
+void rt_gateway_leave(struct rt_request *r);
+
+/* The least loaded usable worker with a free sequence whose context holds `tokens` and one more;
+ * NULL if there is none now.  *ret_never: usable workers exist, and none of them ever could. */
+struct rt_worker *rt_table_pick(struct rt_table *t, uint32_t tokens, uint64_t now_us,
+                                bool *ret_never);
+
+#endif
