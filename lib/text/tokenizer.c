@@ -14,7 +14,7 @@
 #include "lib/base/str.h"
 #include "lib/text/tokenizer_state.h"
 
-#define PARSE_ARENA_CHUNK_BYTES (4u << 20)
+#define PARSE_ARENA_CHUNK_BYTES (256u << 10)
 #define PARSE_ARENA_BYTES_MAX   ((size_t)4 << 30)
 
 static enum err read_file(const char *path, char **ret_text, size_t *ret_bytes,

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/golden_lines.h"
 
+#include <pthread.h>
+
 #include "lib/base/hash.h"
 #include "lib/base/rng.h"
 #include "lib/base/str.h"
@@ -252,6 +254,56 @@ static void test_long_pieces(void **state)
         str_fini(&out);
         token_ids_fini(&ids);
     }
+    free(text);
+}
+
+#define THREADS 4
+
+struct shared_text {
+    const struct tokenizer *tokenizer;
+    const char *text;
+    size_t bytes;
+    const struct token_ids *want;
+    uint32_t wrong; /* by one thread each, read after the join */
+};
+
+static void *encode_often(void *argument)
+{
+    struct shared_text *s = argument;
+    for (uint32_t i = 0; i < 20; i++) {
+        struct token_ids ids;
+        token_ids_init(&ids, 1 << 20);
+        if (tokenizer_encode(s->tokenizer, s->text, s->bytes, true, &ids) != ERR_OK ||
+            ids.count != s->want->count ||
+            memcmp(ids.ids, s->want->ids, ids.count * sizeof(ids.ids[0])) != 0)
+            s->wrong++;
+        token_ids_fini(&ids);
+    }
+    return NULL;
+}
+
+/* One tokenizer, many threads: the same ids in each. */
+static void test_threads(void **state)
+{
+    char path[4096];
+    golden_path(path, sizeof(path), "tests/golden/tokenizer/tiny/detokenize.jsonl");
+    size_t bytes = 0;
+    char *text = golden_read(path, &bytes);
+    struct token_ids want;
+    token_ids_init(&want, 1 << 20);
+    assert_int_equal(tokenizer_encode(tiny, text, bytes, true, &want), ERR_OK);
+    struct shared_text shared[THREADS];
+    pthread_t threads[THREADS];
+    for (size_t i = 0; i < THREADS; i++) {
+        shared[i] =
+            (struct shared_text){.tokenizer = tiny, .text = text, .bytes = bytes, .want = &want};
+        assert_int_equal(pthread_create(&threads[i], NULL, encode_often, &shared[i]), 0);
+    }
+    for (size_t i = 0; i < THREADS; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_int_equal(shared[i].wrong, 0);
+    }
+    token_ids_fini(&want);
     free(text);
 }
 
@@ -555,6 +607,7 @@ int main(void)
         cmocka_unit_test(test_accessors),
         cmocka_unit_test(test_bound_and_utf8),
         cmocka_unit_test(test_long_pieces),
+        cmocka_unit_test(test_threads),
         cmocka_unit_test(test_both_spellings_of_merges),
         cmocka_unit_test(test_rank_and_ignore_merges),
         cmocka_unit_test(test_added_passes),
