@@ -14,12 +14,12 @@
 
 #include "kernels/op_format.h"
 
-#define OP_EXL3_TILE          16u
-#define OP_EXL3_TILE_WEIGHTS  256u
-#define OP_EXL3_BLOCK         128u        /* of the transform; padding and cuts follow it */
-#define OP_EXL3_MARKER_MCG    0xcbac1fedu /* the multipliers, which the markers repeat */
-#define OP_EXL3_MARKER_MUL1   0x83dcd12du
-#define OP_EXL3_TILE_U16_MAX  128u
+#define OP_EXL3_TILE         16u
+#define OP_EXL3_TILE_WEIGHTS 256u
+#define OP_EXL3_BLOCK        128u        /* of the transform; padding and cuts follow it */
+#define OP_EXL3_MARKER_MCG   0xcbac1fedu /* the multipliers, which the markers repeat */
+#define OP_EXL3_MARKER_MUL1  0x83dcd12du
+#define OP_EXL3_TILE_U16_MAX 128u
 
 /* Rates that exist: 1 to 8 bits; 1.5, 2.5 and 3.5 with mul1. */
 bool op_exl3_rate_exists(uint32_t half_bits, enum op_codebook codebook);

@@ -59,10 +59,10 @@ struct op_quantised {
     enum op_dtype bias_dtype;
     /* EXL3 */
     enum op_codebook codebook;
-    uint32_t half_bits;       /* twice the bits of a weight: 2, 3, 4, 5, 6, 7, 8, 10 .. 16 */
-    const uint16_t *suh;      /* f16 [padded in]; NULL: signs in su */
-    const uint16_t *svh;      /* f16 [padded out]; NULL: signs in sv */
-    const uint16_t *su, *sv;  /* a bit for an element, low bit first, set = -1 */
+    uint32_t half_bits;  /* twice the bits of a weight: 2, 3, 4, 5, 6, 7, 8, 10 .. 16 */
+    const void *suh;     /* f16 [padded in]; NULL: signs in su */
+    const void *svh;     /* f16 [padded out]; NULL: signs in sv */
+    const void *su, *sv; /* 16-bit words, a bit for an element, low bit first, set = -1 */
 };
 
 /* Columns [first, first + count) of row `row` of W.  Not for EXL3. */

@@ -77,8 +77,8 @@ float op_exl3_value(enum op_codebook codebook, uint16_t state)
         /* Product and sum are exact in f32, so one rounding remains, as of a fused f16 FMA. */
         return round_to_f16((float)(1024 + sum) * 0.00676727294921875f - 10.3828125f);
     }
-    uint32_t x = codebook == OP_CODEBOOK_MCG ? state * OP_EXL3_MARKER_MCG
-                                             : state * 89226354u + 64248484u;
+    uint32_t x =
+        codebook == OP_CODEBOOK_MCG ? state * OP_EXL3_MARKER_MCG : state * 89226354u + 64248484u;
     uint32_t y = (x & 0x8fff8fffu) ^ 0x3b603b60u;
     return round_to_f16(half_value(y & 0xffffu) + half_value(y >> 16));
 }
@@ -95,14 +95,14 @@ void op_exl3_tile(const struct op_quantised *w, uint32_t tile_row, uint32_t tile
             op_exl3_value(w->codebook, states[t]);
 }
 
-static uint16_t u16_at(const uint16_t *words, uint32_t index)
+static uint16_t u16_at(const void *words, uint32_t index)
 {
     uint16_t word;
     memcpy(&word, (const uint8_t *)words + 2ull * index, sizeof(word));
     return word;
 }
 
-static double side_scale(const uint16_t *scale, const uint16_t *signs, uint32_t index)
+static double side_scale(const void *scale, const void *signs, uint32_t index)
 {
     if (scale != NULL)
         return op_f32_from_f16(u16_at(scale, index));
