@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* drafter/df_core.h - the drafter as a state machine: messages and ticks in, replies out.
  *
- * Owned by the drafter's loop thread.  Pure; all memory is the caller's.  Holds at most sequences_max
- * sequences of at most context_max tokens, tokens_max in all: the least recently used one makes
- * room.  A sequence silent for silence_us_max is dropped.  Nothing here is worth keeping: a sequence
- * that is gone is answered with ERR_NOT_FOUND and the worker opens it again. */
+ * Owned by the drafter's loop thread.  Pure; all memory is the caller's.  Holds at most
+ * sequences_max sequences of at most context_max tokens, tokens_max in all: the least recently used
+ * one makes room.  A sequence silent for silence_us_max is dropped.  Nothing here is worth keeping:
+ * a sequence that is gone is answered with ERR_NOT_FOUND and the worker opens it again. */
 #ifndef DRAFTER_DF_CORE_H
 #define DRAFTER_DF_CORE_H
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* drafter/df_ngram.h - proposes what followed the same last tokens earlier in the same sequence.
  *
- * Owned by the drafter's loop thread.  Pure; all memory is the caller's: df_ngram_bytes(context_max)
- * bytes, which are written only as far as the sequence is long.  For every n in 1..DF_NGRAM_MAX an
+ * Owned by the drafter's loop thread.  Pure; the memory is the caller's: df_ngram_bytes bytes,
+ * written only as far as the sequence is long.  For every n in 1..DF_NGRAM_MAX an
  * open-addressing table (at most half full) maps the last n tokens to the position after their most
- * recent occurrence; the position before it is remembered, so truncation restores the index exactly.
+ * recent occurrence; the one before it is remembered, so truncation restores the index exactly.
  * Appending, truncating and proposing cost O(1) per token, growth of the tables amortised. */
 #ifndef DRAFTER_DF_NGRAM_H
 #define DRAFTER_DF_NGRAM_H

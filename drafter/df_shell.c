@@ -24,7 +24,7 @@
 
 #define DF_SHELL_MAGIC 0x44465348u
 #define TICK_US        1000000u
-/* A body is at most 1 MiB on the wire; its fields and a copy of a misaligned payload fit beside it. */
+/* A body is at most 1 MiB on the wire; its fields and a copy of a misaligned payload fit too. */
 #define ARENA_BYTES_MAX (32u << 20)
 #define ARENA_BYTES     (256u << 10)
 

@@ -97,8 +97,8 @@ static int msg_receive(zmq_msg_t *msg, void *zmq)
     return got;
 }
 
-/* False when there is no message.  ZeroMQ hands over messages whole: after the first part the others
- * are there. */
+/* False when there is no message.  ZeroMQ hands over messages whole: after the first part the
+ * others are there. */
 static bool parts_receive(struct bus_socket *s, struct bus_parts *p)
 {
     uint32_t kept_max = BUS_FRAMES_MAX + (s->bound ? 1u : 0u);
@@ -218,9 +218,9 @@ static struct bus_socket *socket_create(struct bus *b, const char *endpoint, boo
     CHECK(s->zmq != NULL);
     int64_t cut_bytes = BUS_CUT_BYTES;
     CHECK(zmq_setsockopt(s->zmq, ZMQ_MAXMSGSIZE, &cut_bytes, sizeof(cut_bytes)) == 0);
-    /* A domain without a handler refuses exactly the peers of protocols older than 3.  Any bytes that
-     * are no ZeroMQ count as the oldest of them, and libzmq 4.3.4 aborts when one of those arrives
-     * while its socket is being closed. */
+    /* A domain without a handler refuses exactly the peers of protocols older than 3.  Any bytes
+     * that are no ZeroMQ count as the oldest of them, and libzmq 4.3.4 aborts when one of those
+     * arrives while its socket is being closed. */
     CHECK(zmq_setsockopt(s->zmq, ZMQ_ZAP_DOMAIN, "tandem", 6) == 0);
     option_int(s->zmq, ZMQ_SNDHWM, (int)queue_max);
     option_int(s->zmq, ZMQ_RCVHWM, (int)queue_max);
@@ -359,9 +359,9 @@ static enum err send_fault(struct bus_socket *s, int fault)
     return ERR_BUSY;
 }
 
-/* Only the first part can be refused for the whole message.  A later fault means that the pipe broke
- * in the middle: ZeroMQ drops the message, and the remaining parts are offered all the same so that
- * the next message does not begin inside this one. */
+/* Only the first part can be refused for the whole message.  A later fault means that the pipe
+ * broke in the middle: ZeroMQ drops the message, and the remaining parts are offered all the same
+ * so that the next message does not begin inside this one. */
 static enum err parts_send(struct bus_socket *s, const struct bus_peer *peer,
                            const struct bus_frame *frames, uint32_t frame_count)
 {

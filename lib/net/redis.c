@@ -145,6 +145,17 @@ static void fail_all(struct redis *r, enum err e)
     }
 }
 
+/* The reason may be the server's own words: they stay inside their quotes and on their line. */
+static void down_log(struct redis *r, const char *why)
+{
+    char text[128];
+    snprintf(text, sizeof(text), "%s", why);
+    for (char *c = text; *c != '\0'; c++)
+        if (*c == '"' || (unsigned char)*c < ' ')
+            *c = '\'';
+    log_warn(REDIS, "redis down", "address=%s reason=\"%s\"", r->options.address, text);
+}
+
 /* Closing the connection is what keeps a late answer from being taken for the next command's. */
 static void go_down(struct redis *r, enum err e, const char *why)
 {
@@ -157,7 +168,7 @@ static void go_down(struct redis *r, enum err e, const char *why)
     loop_timer_start(r->probe, r->probe_us, false);
     r->probe_us = 2 * r->probe_us > PROBE_LAST_US ? PROBE_LAST_US : 2 * r->probe_us;
     if (was_up || !r->told)
-        log_warn(REDIS, "redis down", "address=%s reason=\"%s\"", r->options.address, why);
+        down_log(r, why);
     r->told = true;
     fail_all(r, e);
     if (was_up && r->change_fn != NULL)
@@ -179,6 +190,65 @@ static void go_up(struct redis *r)
     if (r->change_fn != NULL)
         r->change_fn(r->change_arg, true);
 }
+
+/* ---- the guard: the last callback of every connection ----
+ *
+ * hiredis 0.14 ends the process by an assertion when an answer comes for which no callback waits.
+ * So one that no command stands for waits at the end of the queue, always. */
+
+static void unasked(redisAsyncContext *ac, void *reply, void *privdata)
+{
+    struct redis *r = ac->data;
+    if (r == NULL || reply == NULL)
+        return;
+    r->stats.errors++;
+    go_down(r, ERR_CLOSED, "answer without a question");
+}
+
+static void guard_add(redisAsyncContext *ac)
+{
+    CHECK(ac->replies.tail == NULL);
+    redisCallback *guard = calloc(1, sizeof(*guard)); /* hiredis frees it with the others */
+    CHECK(guard != NULL);
+    guard->fn = unasked;
+    ac->replies.head = guard;
+    ac->replies.tail = guard;
+}
+
+/* A command was queued behind the guard: they change places. */
+static void guard_last(redisAsyncContext *ac, redisCallback *guard)
+{
+    redisCallback *fresh = ac->replies.tail;
+    if (fresh == guard)
+        return;
+    CHECK(guard->next == fresh && guard->fn == unasked);
+    guard->fn = fresh->fn;
+    guard->privdata = fresh->privdata;
+    fresh->fn = unasked;
+    fresh->privdata = NULL;
+}
+
+static int queue_argv(redisAsyncContext *ac, redisCallbackFn *fn, void *privdata, int argc,
+                      const char **argv, const size_t *argv_bytes)
+{
+    redisCallback *guard = ac->replies.tail;
+    CHECK(guard != NULL && guard->fn == unasked);
+    int rc = redisAsyncCommandArgv(ac, fn, privdata, argc, argv, argv_bytes);
+    guard_last(ac, guard);
+    return rc;
+}
+
+static int queue_formatted(redisAsyncContext *ac, redisCallbackFn *fn, void *privdata,
+                           const char *command, size_t bytes)
+{
+    redisCallback *guard = ac->replies.tail;
+    CHECK(guard != NULL && guard->fn == unasked);
+    int rc = redisAsyncFormattedCommand(ac, fn, privdata, command, bytes);
+    guard_last(ac, guard);
+    return rc;
+}
+
+/* ---- connecting ---- */
 
 static void pinged(redisAsyncContext *ac, void *reply, void *privdata)
 {
@@ -210,10 +280,16 @@ static void connected(const redisAsyncContext *ac, int status)
         go_down(r, ERR_CLOSED, ac->errstr != NULL ? ac->errstr : "connect");
         return;
     }
+    guard_add(r->ac);
     const char *password = getenv("TANDEM_REDIS_PASSWORD");
+    int rc = REDIS_OK;
     if (password != NULL && password[0] != '\0')
-        redisAsyncCommand(r->ac, authenticated, NULL, "AUTH %s", password);
-    redisAsyncCommand(r->ac, pinged, NULL, "PING");
+        rc = queue_argv(r->ac, authenticated, NULL, 2, (const char *[]){"AUTH", password},
+                        (const size_t[]){4, strlen(password)});
+    if (rc == REDIS_OK)
+        rc = queue_argv(r->ac, pinged, NULL, 1, (const char *[]){"PING"}, (const size_t[]){4});
+    if (rc != REDIS_OK)
+        go_down(r, ERR_CLOSED, "PING not sent");
 }
 
 static void disconnected(const redisAsyncContext *ac, int status)
@@ -320,7 +396,8 @@ struct pending_array {
     struct pending_array *next;
 };
 
-static bool value_array(struct arena *a, struct pending_array *array, struct pending_array **todo)
+static bool value_array(struct arena *a, struct pending_array *array,
+                        struct pending_array **pending)
 {
     size_t count = array->reply->elements;
     struct redis_value *items = arena_alloc_array(a, count > 0 ? count : 1, sizeof(*items));
@@ -334,8 +411,8 @@ static bool value_array(struct arena *a, struct pending_array *array, struct pen
         struct pending_array *p = arena_alloc(a, sizeof(*p));
         if (p == NULL)
             return false;
-        *p = (struct pending_array){array->reply->element[i], &items[i], *todo};
-        *todo = p;
+        *p = (struct pending_array){array->reply->element[i], &items[i], *pending};
+        *pending = p;
     }
     return true;
 }
@@ -346,11 +423,11 @@ static bool value_from(struct arena *a, const redisReply *reply, struct redis_va
     if (ret_value->type != REDIS_ARRAY)
         return true;
     struct pending_array root = {reply, ret_value, NULL};
-    struct pending_array *todo = &root;
-    while (todo != NULL) {
-        struct pending_array *array = todo;
-        todo = array->next;
-        if (!value_array(a, array, &todo))
+    struct pending_array *pending = &root;
+    while (pending != NULL) {
+        struct pending_array *array = pending;
+        pending = array->next;
+        if (!value_array(a, array, &pending))
             return false;
     }
     return true;
@@ -370,7 +447,7 @@ static void replied(redisAsyncContext *ac, void *reply_, void *privdata)
         strncmp(reply->str, "NOSCRIPT", 8) == 0) {
         char *eval = op->eval;
         op->eval = NULL;
-        int rc = redisAsyncFormattedCommand(r->ac, replied, op, eval, op->eval_bytes);
+        int rc = queue_formatted(r->ac, replied, op, eval, op->eval_bytes);
         redisFreeCommand(eval);
         if (rc == REDIS_OK)
             return;
@@ -525,7 +602,7 @@ static enum err command_send(struct redis *r, struct op *op, int argc, const cha
 {
     /* hiredis takes argv without const but does not write to it. */
     const char **plain = (const char **)(uintptr_t)argv;
-    if (redisAsyncCommandArgv(r->ac, replied, op, argc, plain, argv_bytes) != REDIS_OK) {
+    if (queue_argv(r->ac, replied, op, argc, plain, argv_bytes) != REDIS_OK) {
         op_give(op);
         return ERR_CLOSED;
     }

@@ -47,15 +47,15 @@ void redis_address(const char *param, const char *run_dir, struct redis_options 
 struct redis *redis_create(struct loop *l, const struct redis_options *options);
 void redis_destroy(struct redis **redis_p);
 bool redis_up(const struct redis *r);
-bool redis_off(const struct redis *r);      /* by its address: will never be up */
+bool redis_off(const struct redis *r); /* by its address: will never be up */
 /* fn runs on every change of redis_up (for resync). */
 void redis_on_change(struct redis *r, void (*fn)(void *arg, bool up), void *arg);
 
 /* fn may be NULL. */
 MUST_USE enum err redis_command(struct redis *r, redis_fn fn, void *arg, int argc,
                                 const char *const *argv, const size_t *argv_bytes);
-/* Runs a Lua script by its SHA1 (EVALSHA), loading it when the server does not know it.  The text is
- * kept by address: a literal. */
+/* Runs a Lua script by its SHA1 (EVALSHA), loading it when the server does not know it.  The text
+ * is kept by address: a literal. */
 MUST_USE enum err redis_script(struct redis *r, const char *script, redis_fn fn, void *arg,
                                int key_count, int argc, const char *const *argv,
                                const size_t *argv_bytes);
