@@ -12,8 +12,9 @@
 #include "lib/base/err.h"
 #include "proto/kv_layout.h"
 
-/* O_NOFOLLOW, regular file, our own, mode 0600, one link; locked for writing.  ERR_NOT_FOUND: nothing there.
- * ERR_CORRUPT: a regular file of ours that is not to be trusted (mode, links): may be replaced. */
+/* O_NOFOLLOW, regular file, our own, mode 0600, one link; locked for writing.
+ * ERR_NOT_FOUND: nothing there.  ERR_CORRUPT: a regular file of ours that is not to be trusted
+ * (mode, links): may be replaced. */
 MUST_USE enum err km_arena_file_open(const char *path, bool write, int *ret_fd, uint64_t *ret_bytes,
                                      struct err_detail *detail);
 /* A new sparse file of that size, locked, under a temporary name beside path. */

@@ -53,6 +53,7 @@ void core_send_state(struct km_core *core, struct km_actions *actions, const str
 
 static void act_taken(struct km_core *core, struct km_actions *actions, uint32_t count)
 {
+    CHECK(count <= core->arena.block_count);
     core->taking = true;
     if (count == 0)
         return;
@@ -255,7 +256,9 @@ void core_release(struct km_core *core, struct km_actions *actions, const struct
     struct km_lease *lease = lease_of(core, event, event->u.msg.msg->u.kv_release.lease, &e);
     if (!lease)
         return;
+    uint32_t before = km_core_leases(core);
     core_free_lease(core, actions, lease);
+    CHECK(km_core_leases(core) + 1 == before);
     core->stats.releases++;
 }
 

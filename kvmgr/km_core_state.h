@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvmgr/km_core_state.h - the core's inside, shared by km_core.c and km_core_lease.c only (pure). */
+/* kvmgr/km_core_state.h - the core's inside, for km_core.c and km_core_lease.c only (pure). */
 #ifndef KVMGR_KM_CORE_STATE_H
 #define KVMGR_KM_CORE_STATE_H
 

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kvmgr/km_map.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kvmgr/km_event.h"
+#include "kvmgr/km_map_image.h"
 #include "lib/base/check.h"
 #include "lib/base/log.h"
 #include "lib/base/mem.h"
-#include "lib/base/str.h"
 #include "lib/net/redis.h"
 
 #define KM_MAP_MAGIC    0x4b4d4d50u
@@ -18,13 +17,7 @@
 #define ENTRIES_DEFAULT (1u << 20)
 #define WRITES_DEFAULT  16u
 #define RETRIES_MAX     3u
-#define CHUNKS_MAX      (KM_MAP_BLOCKS_MAX / KM_MAP_CHUNK_BLOCKS)
-#define FIELDS          15u
-#define KEYS            2u
-#define ARGS_FIXED      4u
-#define ARGS_MAX        (KEYS + ARGS_FIXED + 2 * FIELDS + CHUNKS_MAX)
-
-STATIC_CHECK(KM_MAP_BLOCKS_MAX % KM_MAP_CHUNK_BLOCKS == 0);
+#define KEYS            2
 
 /* Answers {1, gen} written, {0, epoch in Redis} refused, {2, gen in Redis} refused. */
 static const char write_script[] =
@@ -95,8 +88,7 @@ struct km_map {
     uint32_t entries_used; /* sum of capacities */
     uint32_t inflight;
     bool epoch_asked, epoch_ready; /* our epoch is in Redis: writes may go */
-    uint8_t *scratch;              /* chunk values of one write */
-    size_t scratch_bytes;
+    struct km_map_args args;       /* of one write */
     struct km_map_stats stats;
 };
 
@@ -247,140 +239,37 @@ static bool session_room(struct km_map *m, struct session *s, uint32_t count)
 
 /* --- writes */
 
-static void put_u32(uint8_t *to, uint32_t value)
-{
-    for (int i = 0; i < 4; i++)
-        to[i] = (uint8_t)(value >> (8 * i));
-}
-
-static void put_u64(uint8_t *to, uint64_t value)
-{
-    put_u32(to, (uint32_t)value);
-    put_u32(to + 4, (uint32_t)(value >> 32));
-}
-
-struct script_args {
-    int count;
-    const char *argv[ARGS_MAX];
-    size_t bytes[ARGS_MAX];
-    char text[FIELDS + ARGS_FIXED][48];
-    uint32_t texts;
-};
-
-static void args_bytes(struct script_args *args, const void *bytes, size_t count)
-{
-    CHECK(args->count < (int)ARGS_MAX);
-    args->argv[args->count] = bytes;
-    args->bytes[args->count++] = count;
-}
-
-static void args_text(struct script_args *args, const char *text)
-{
-    args_bytes(args, text, strlen(text));
-}
-
-static void args_u64(struct script_args *args, uint64_t value)
-{
-    CHECK(args->texts < ARRAY_COUNT(args->text));
-    char *text = args->text[args->texts++];
-    snprintf(text, sizeof(args->text[0]), "%" PRIu64, value);
-    args_text(args, text);
-}
-
-static void args_hex(struct script_args *args, const void *bytes, size_t count)
-{
-    CHECK(args->texts < ARRAY_COUNT(args->text) && 2 * count < sizeof(args->text[0]));
-    char *text = args->text[args->texts++];
-    hex_encode(bytes, count, text);
-    args_text(args, text);
-}
-
-#define ADD_U64(args, name, value)                                                                 \
-    do {                                                                                           \
-        args_text(args, name);                                                                     \
-        args_u64(args, value);                                                                     \
-    } while (0)
-#define ADD_HEX(args, name, object)                                                                \
-    do {                                                                                           \
-        args_text(args, name);                                                                     \
-        args_hex(args, &(object), sizeof(object));                                                 \
-    } while (0)
-
-static void args_fields(struct script_args *args, const struct km_map *m, const struct session *s)
-{
-    uint64_t incarnation = m->options.incarnation;
-    uint8_t big_endian[8];
-    for (int i = 0; i < 8; i++)
-        big_endian[i] = (uint8_t)(incarnation >> (56 - 8 * i));
-    struct hash128 tail;
-    memcpy(&tail, s->entries + (size_t)(s->entry_count - 1) * KM_MAP_ENTRY_BYTES, sizeof(tail));
-    int before = args->count;
-    ADD_U64(args, "epoch", m->options.epoch);
-    ADD_HEX(args, "incarnation", big_endian);
-    ADD_HEX(args, "layout_fp", m->layout_fp);
-    ADD_HEX(args, "model_fp", m->model_fp);
-    ADD_HEX(args, "salt", s->salt);
-    ADD_U64(args, "n_tokens", s->token_count);
-    ADD_U64(args, "n_blocks", s->entry_count);
-    ADD_HEX(args, "tail_hash", tail);
-    ADD_U64(args, "kda_snap_pos", 0);
-    ADD_U64(args, "drafter_pos", 0);
-    ADD_U64(args, "tier", 0);
-    ADD_U64(args, "pin_until", 0);
-    ADD_U64(args, "gen", s->gen + 1);
-    ADD_HEX(args, "last_request", s->request);
-    ADD_U64(args, "updated_ms", m->options.unix_ms());
-    CHECK(args->count - before == 2 * (int)FIELDS);
-}
-
-static bool args_chunks(struct script_args *args, struct km_map *m, const struct session *s)
-{
-    uint32_t chunks = (s->entry_count + KM_MAP_CHUNK_BLOCKS - 1) / KM_MAP_CHUNK_BLOCKS;
-    size_t need =
-        (size_t)chunks * KM_MAP_HEADER_BYTES + (size_t)s->entry_count * KM_MAP_ENTRY_BYTES;
-    if (need > m->scratch_bytes) {
-        uint8_t *bigger = realloc(m->scratch, need);
-        if (!bigger)
-            return false;
-        m->scratch = bigger;
-        m->scratch_bytes = need;
-    }
-    uint8_t *at = m->scratch;
-    for (uint32_t c = 0; c < chunks; c++) {
-        uint32_t first = c * KM_MAP_CHUNK_BLOCKS, left = s->entry_count - first;
-        uint32_t count = left < KM_MAP_CHUNK_BLOCKS ? left : KM_MAP_CHUNK_BLOCKS;
-        size_t bytes = (size_t)count * KM_MAP_ENTRY_BYTES;
-        put_u64(at, m->options.epoch);
-        put_u64(at + 8, s->gen + 1);
-        memcpy(at + KM_MAP_HEADER_BYTES, s->entries + (size_t)first * KM_MAP_ENTRY_BYTES, bytes);
-        uint32_t crc = hash_crc32c(0, at, 16);
-        put_u32(at + 16, hash_crc32c(crc, at + KM_MAP_HEADER_BYTES, bytes));
-        args_bytes(args, at, KM_MAP_HEADER_BYTES + bytes);
-        at += KM_MAP_HEADER_BYTES + bytes;
-    }
-    CHECK(at == m->scratch + need);
-    return true;
-}
-
 static void write_done(void *arg, enum err e, const struct redis_value *value);
 
 static enum err session_write(struct km_map *m, struct session *s)
 {
     char sess_key[160];
-    struct script_args args = {0};
-    CHECK(s->entry_count > 0);
+    struct km_map_args *args = &m->args;
+    struct km_map_image image = {
+        .epoch = m->options.epoch,
+        .incarnation = m->options.incarnation,
+        .gen = s->gen + 1,
+        .layout_fp = m->layout_fp,
+        .model_fp = m->model_fp,
+        .salt = s->salt,
+        .request = s->request,
+        .token_count = s->token_count,
+        .entry_count = s->entry_count,
+        .entries = s->entries,
+        .updated_ms = m->options.unix_ms(),
+    };
     snprintf(sess_key, sizeof(sess_key), "%ssess:%s", m->prefix, s->sid);
-    args_text(&args, m->epoch_key);
-    args_text(&args, sess_key);
-    args_u64(&args, m->options.epoch);
-    args_u64(&args, s->gen);
-    args_u64(&args, m->options.ttl_ms);
-    args_u64(&args, 2 * FIELDS);
-    args_fields(&args, m, s);
-    if (!args_chunks(&args, m, s))
-        return ERR_NOMEM;
-    return redis_script(m->options.redis, write_script, write_done, s, KEYS, args.count, args.argv,
-                        args.bytes);
+    km_map_args_reset(args);
+    km_map_args_text(args, m->epoch_key);
+    km_map_args_text(args, sess_key);
+    km_map_args_u64(args, m->options.epoch);
+    km_map_args_u64(args, s->gen);
+    km_map_args_u64(args, m->options.ttl_ms);
+    km_map_args_u64(args, 2 * KM_MAP_FIELDS);
+    km_map_image_fields(args, &image);
+    TRY(km_map_image_chunks(args, &image));
+    return redis_script(m->options.redis, write_script, write_done, s, KEYS, args->count,
+                        args->argv, args->bytes);
 }
 
 /* Sends queued sessions as far as writes_max allows.  ERR_BUSY leaves the rest queued for the next
@@ -534,7 +423,7 @@ void km_map_destroy(struct km_map **map_p)
         free(m->sessions[i].entries);
     mem_give(m->sessions);
     mem_give(m->buckets);
-    free(m->scratch);
+    km_map_args_fini(&m->args);
     m->magic = 0;
     mem_give(m);
     *map_p = NULL;
@@ -560,10 +449,7 @@ static void session_append(struct session *s, const struct km_session_change *c)
     CHECK(s->entry_count + c->count <= s->entry_capacity);
     for (uint32_t i = 0; i < c->count; i++) {
         uint8_t *entry = s->entries + (size_t)(s->entry_count + i) * KM_MAP_ENTRY_BYTES;
-        memcpy(entry, &c->hashes[i], sizeof(c->hashes[i]));
-        put_u32(entry + 16, c->blocks[i]);
-        entry[20] = 0; /* tier: the arena */
-        entry[21] = 0; /* flags */
+        km_map_entry_put(entry, &c->hashes[i], c->blocks[i], 0, 0); /* tier 0: the arena */
     }
     s->entry_count += c->count;
 }

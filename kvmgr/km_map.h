@@ -29,11 +29,6 @@ struct redis;
 struct km_map;
 struct km_session_change;
 
-#define KM_MAP_CHUNK_BLOCKS 256u
-#define KM_MAP_ENTRY_BYTES  22u
-#define KM_MAP_HEADER_BYTES 20u
-#define KM_MAP_BLOCKS_MAX   65536u /* of one session; later blocks are left out */
-
 struct km_map_options {
     struct redis *redis; /* borrowed; destroyed before the map */
     const char *cluster; /* borrowed for the call */

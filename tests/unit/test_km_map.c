@@ -28,7 +28,7 @@
 #define SESSIONS   8u
 #define SID_A      "0123456789abcdef0123456789abcdef"
 
-/* A real server on a unix socket in a folder of its own, a client of the map and one of the test. */
+/* A real server on a unix socket in a folder of its own, and the client that the map uses. */
 struct rig {
     char dir[64], path[96];
     pid_t server;

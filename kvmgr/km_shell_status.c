@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What others see of kvmgr: metrics, /health, the heartbeat pool:<id>. */
+#include "kvmgr/km_shell_state.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "kvmgr/km_map.h"
+#include "kvmgr/km_params.h"
+#include "lib/base/check.h"
+#include "lib/base/str.h"
+#include "lib/net/status.h"
+
+static const struct metric_row km_metric_rows[KM_METRIC_COUNT] = {
+#define COUNTER(ident, name, labels, help) {METRIC_COUNTER, name, labels, NULL, help},
+#define GAUGE(ident, name, labels, help)   {METRIC_GAUGE, name, labels, NULL, help},
+#include "kvmgr/km_metrics.def"
+#undef COUNTER
+#undef GAUGE
+};
+
+static void metrics_core(struct km_shell *s)
+{
+    struct metric *m = s->metrics;
+    const struct km_core_stats *c = km_core_stats(s->core);
+    struct km_pool_counts n = km_core_counts(s->core);
+    const struct {
+        enum km_metric metric;
+        uint64_t value;
+    } values[] = {
+        {KM_METRIC_blocks_free, n.blocks_free},
+        {KM_METRIC_blocks_leased, n.blocks_leased},
+        {KM_METRIC_blocks_cached, n.blocks_cached},
+        {KM_METRIC_blocks_total, n.blocks_total},
+        {KM_METRIC_tokens_keepable, (uint64_t)n.blocks_free * s->params->block_tokens},
+        {KM_METRIC_slots_free, n.slots_free},
+        {KM_METRIC_slots_used, n.slots_total - n.slots_free},
+        {KM_METRIC_workers, c->workers},
+        {KM_METRIC_leases, km_core_leases(s->core)},
+        {KM_METRIC_attaches, c->attaches},
+        {KM_METRIC_attaches_refused, c->attaches_refused},
+        {KM_METRIC_workers_lost, c->workers_lost},
+        {KM_METRIC_opens, c->opens},
+        {KM_METRIC_opens_full, c->opens_full},
+        {KM_METRIC_opens_wait, c->waits},
+        {KM_METRIC_extends, c->extends},
+        {KM_METRIC_extends_full, c->extends_full},
+        {KM_METRIC_commits, c->commits},
+        {KM_METRIC_blocks_committed, c->blocks_committed},
+        {KM_METRIC_snapshots, c->snapshots},
+        {KM_METRIC_releases, c->releases},
+        {KM_METRIC_expired, c->leases_expired},
+        {KM_METRIC_stale, c->stale},
+        {KM_METRIC_refused, c->refused},
+    };
+    for (size_t i = 0; i < ARRAY_COUNT(values); i++)
+        metric_set(&m[values[i].metric], (double)values[i].value);
+}
+
+static void on_refresh(void *arg)
+{
+    struct km_shell *s = arg;
+    struct metric *m = s->metrics;
+    metric_set(&m[KM_METRIC_malformed], (double)s->malformed);
+    metric_set(&m[KM_METRIC_unsent], (double)s->unsent);
+    metric_set(&m[KM_METRIC_epoch], (double)s->epoch);
+    uint64_t repaired = s->repaired, bytes = 0;
+    if (s->arena) {
+        repaired += km_arena_headers_repaired(s->arena);
+        bytes = km_arena_layout(s->arena)->arena_bytes;
+    }
+    metric_set(&m[KM_METRIC_headers_repaired], (double)repaired);
+    metric_set(&m[KM_METRIC_arena_bytes], (double)bytes);
+    if (!s->core || !s->map)
+        return;
+    metrics_core(s);
+    const struct km_map_stats *map = km_map_stats(s->map);
+    metric_set(&m[KM_METRIC_map_writes], (double)map->writes);
+    metric_set(&m[KM_METRIC_map_epoch], (double)map->refused_epoch);
+    metric_set(&m[KM_METRIC_map_gen], (double)map->refused_gen);
+    metric_set(&m[KM_METRIC_map_failed], (double)map->failed);
+    metric_set(&m[KM_METRIC_map_dropped], (double)map->dropped);
+    metric_set(&m[KM_METRIC_map_superseded], (double)map->superseded);
+    metric_set(&m[KM_METRIC_map_sessions], (double)map->sessions);
+}
+
+static struct km_pool_counts counts_now(const struct km_shell *s)
+{
+    return s->core ? km_core_counts(s->core) : (struct km_pool_counts){0};
+}
+
+static void on_health(void *arg, struct str *out)
+{
+    struct km_shell *s = arg;
+    struct km_pool_counts n = counts_now(s);
+    str_add_format(out,
+                   ",\"epoch\":%u,\"blocks_free\":%u,\"blocks_leased\":%u,\"blocks_cached\":%u,"
+                   "\"blocks_total\":%u,\"block_tokens\":%u,\"tokens_keepable\":%" PRIu64
+                   ",\"slots_free\":%u,\"slots_total\":%u,\"workers\":%u,\"leases\":%u",
+                   s->epoch, n.blocks_free, n.blocks_leased, n.blocks_cached, n.blocks_total,
+                   s->params->block_tokens, (uint64_t)n.blocks_free * s->params->block_tokens,
+                   n.slots_free, n.slots_total, s->core ? km_core_stats(s->core)->workers : 0,
+                   n.slots_total - n.slots_free);
+}
+
+static void on_heartbeat(void *arg, void (*add)(void *add_arg, const char *name, const char *value),
+                         void *add_arg)
+{
+    struct km_shell *s = arg;
+    struct km_pool_counts n = counts_now(s);
+    char layout[33] = "", model[33] = "";
+    if (s->arena) {
+        hex_encode(&km_arena_layout(s->arena)->layout_fp, sizeof(struct hash128), layout);
+        hex_encode(&s->model_fp, sizeof(s->model_fp), model);
+    }
+    const struct {
+        const char *name;
+        uint64_t value;
+    } numbers[] = {
+        {"epoch", s->epoch},
+        {"blocks_total", n.blocks_total},
+        {"blocks_free", n.blocks_free},
+        {"block_tokens", s->params->block_tokens},
+        {"rank", 0},
+        {"dcp", 1},
+        {"interleave", s->params->block_tokens},
+    };
+    for (size_t i = 0; i < ARRAY_COUNT(numbers); i++) {
+        char text[24];
+        snprintf(text, sizeof(text), "%" PRIu64, numbers[i].value);
+        add(add_arg, numbers[i].name, text);
+    }
+    add(add_arg, "boot_id", s->boot_id);
+    add(add_arg, "host", s->host);
+    add(add_arg, "pair_incarnation", "");
+    add(add_arg, "layout_fp", layout);
+    add(add_arg, "model_fp", model);
+    add(add_arg, "addr", s->endpoint);
+}
+
+enum err km_shell_status_open(struct km_shell *s, struct err_detail *detail)
+{
+    CHECK_OBJ(s, KM_SHELL_MAGIC);
+    const struct km_params *p = s->params;
+    snprintf(s->heartbeat_key, sizeof(s->heartbeat_key), "pool:%u", p->id);
+    struct status_options status = {
+        .role = "kvmgr",
+        .id = p->id,
+        .cluster = p->cluster,
+        .run_dir = p->run_dir,
+        .incarnation = s->incarnation,
+        .redis = s->redis,
+        .rows = km_metric_rows,
+        .values = s->metrics,
+        .metric_count = KM_METRIC_COUNT,
+        .common_labels = "",
+        .extra = on_health,
+        .refresh = on_refresh,
+        .heartbeat = on_heartbeat,
+        .heartbeat_key = s->heartbeat_key,
+        .arg = s,
+    };
+    return status_create(s->loop, &status, &s->status, detail);
+}
