@@ -94,7 +94,7 @@ static void test_router(void **state)
     float *weights = check_words(&k, 32);
     CHECK_RUN(&k, &table, router, .logits = check_load(&k, golden, "router.logits"),
               .bias = check_load(&k, golden, "router.bias"), .chosen = chosen, .weights = weights,
-              .rows = 8, .experts = 12, .top_k = 4, .scale = 2);
+              .rows = 8, .experts = 12, .top_k = 4, .scale = 2.5);
     assert_memory_equal(chosen, check_find(golden, "router.experts")->data, 32 * sizeof(int32_t));
     check_close(golden, "router.weights", weights, BOUND);
     check_end(&k);
