@@ -35,13 +35,19 @@ static bool ids_take(struct wk_blocks *b, const struct wk_arena_shape *shape, co
     return true;
 }
 
+/* ERR_EPOCH at an open: kvmgr was restarted, the shell attaches again. */
+static bool try_again(uint32_t code)
+{
+    return code < ERR_COUNT && (err_retryable((enum err)code) || code == ERR_EPOCH);
+}
+
 enum err wk_blocks_opened(struct wk_blocks *b, const struct wk_arena_shape *shape,
                           const struct msg_kv_open_reply *reply, uint32_t blocks_wanted,
                           uint64_t now_us)
 {
     CHECK(b != NULL && shape != NULL && reply != NULL);
     CHECK(b->state == WK_KV_OPENING && b->count == 0);
-    if (reply->code == ERR_KV_FULL || reply->code == ERR_BUSY) {
+    if (try_again(reply->code)) {
         if (b->full_since_us == 0)
             b->full_since_us = now_us;
         b->state = WK_KV_FULL;
@@ -70,7 +76,7 @@ enum err wk_blocks_extended(struct wk_blocks *b, const struct wk_arena_shape *sh
     CHECK(b->state == WK_KV_HELD);
     if (reply->lease != b->lease || b->extend == WK_EXTEND_NONE)
         return ERR_OK;
-    if (reply->code == ERR_KV_FULL || reply->code == ERR_BUSY) {
+    if (try_again(reply->code) && reply->code != ERR_EPOCH) {
         if (b->extend != WK_EXTEND_FULL || b->full_since_us == 0)
             b->full_since_us = now_us;
         b->extend = WK_EXTEND_FULL;

@@ -42,7 +42,8 @@ struct wk_blocks {
 void wk_blocks_init(struct wk_blocks *b, uint32_t *ids, uint32_t count_max);
 void wk_blocks_reset(struct wk_blocks *b); /* as if never opened */
 
-/* ERR_OK: HELD.  ERR_KV_FULL, ERR_BUSY: FULL.  Others: NONE, the reply is unusable. */
+/* ERR_OK: HELD.  ERR_KV_FULL: FULL, for every code that may be tried again.  Others: NONE, the
+ * reply is unusable. */
 MUST_USE enum err wk_blocks_opened(struct wk_blocks *b, const struct wk_arena_shape *shape,
                                    const struct msg_kv_open_reply *reply, uint32_t blocks_wanted,
                                    uint64_t now_us);

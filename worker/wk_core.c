@@ -513,13 +513,20 @@ static void deadlines(struct wk_core *core)
         core->drain_deadline_us = 0;
 }
 
-static void release_all(struct wk_core *core)
+/* Hands every request that no plan holds back to the router, which carries on elsewhere. */
+static void hand_back(struct wk_core *core)
 {
-    for (uint32_t i = 0; i < core->order_count; i++) {
-        struct wk_seq *seq = &core->seqs[core->order[i]];
-        if (!seq->in_flight && !(seq->in_batch && core->flight.active))
-            wk_core_kv_release(core, seq, seq->state == WK_SEQ_DECODE);
+    for (uint32_t i = core->order_count; i > 0; i--) {
+        struct wk_seq *seq = &core->seqs[core->order[i - 1]];
+        if (core->flight.active && (seq->in_flight || seq->in_batch))
+            continue;
+        if (seq->state == WK_SEQ_ZOMBIE) /* of a paused batch that will not go on */
+            wk_core_kv_release(core, seq, false);
+        else
+            fail(core, seq, MSG_FINISH_FAILED, ERR_DRAINING);
     }
+    for (uint32_t i = 0; i < core->order_count && !core->flight.active; i++)
+        wk_core_kv_release(core, &core->seqs[core->order[i]], false);
 }
 
 static void wake_at(struct wk_actions *a, uint64_t at_us)
@@ -561,7 +568,7 @@ void wk_core_step(struct wk_core *core, const struct wk_event *event,
         break;
     }
     if (core->stopping) {
-        release_all(core);
+        hand_back(core);
     } else {
         deadlines(core);
         wk_core_draft_check(core);

@@ -260,11 +260,17 @@ static void drain_stop_and_deadlines(void **state)
     while (c->finishes == 0)
         advance(w);
     assert_int_equal(a->finishes, 0);
+    struct request *d = request_add(w, 200, 40, "off"); /* stopped in its prefill */
+    plain_run(w, d);
+    assign(w, d);
+    while (d->sliced_us == 0)
+        advance(w);
     event_plain(w, WK_EV_STOP);
     while (!wk_core_stopped(w->core))
         assert_true(advance(w));
     assert_int_equal(w->block_used, 0);
-    assert_int_equal(a->finishes, 0); /* the router resumes it elsewhere */
+    assert_int_equal(a->finish_seen, MSG_FINISH_FAILED); /* the router resumes it elsewhere */
+    assert_int_equal(a->code, ERR_DRAINING);
     world_free(w);
 }
 

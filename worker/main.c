@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "lib/base/check.h"
+#include "lib/base/log.h"
+#include "lib/base/str.h"
+#include "lib/net/loop.h"
+#include "lib/net/status.h"
+#include "worker/wk_params.h"
+#include "worker/wk_shell.h"
+#include "worker/wk_spec.h"
+
+#define PARAM(name, type, def, lo, hi, unit, apply, help)                                          \
+    PARAM_ROW(struct wk_params, name, type, def, lo, hi, unit, apply, help)
+static const struct param wk_param_table[] = {
+#include "lib/base/params_common.def"
+#include "worker/wk_params.def"
+};
+#undef PARAM
+
+/* Where a worker runs does not change what it computes. */
+static const char *const hash_skip[] = {"run_dir", "state_dir", "redis", "id", "log_level", NULL};
+
+static bool one_of(const char *value, const char *a, const char *b, const char *c)
+{
+    return strcmp(value, a) == 0 || strcmp(value, b) == 0 || (c != NULL && strcmp(value, c) == 0);
+}
+
+/* What single rows of the table cannot say. */
+static enum err params_check(const struct wk_params *p, struct err_detail *ret_faults)
+{
+    struct str faults;
+    struct wk_spec spec;
+    struct err_detail why;
+    str_init(&faults, ERR_DETAIL_BYTES - 1);
+    if (!one_of(p->numerics, "exact", "fast", NULL))
+        str_add_format(&faults, "numerics: %s: exact or fast\n", p->numerics);
+    if (strcmp(p->device, "cpu") != 0)
+        str_add_format(&faults, "device: %s: this build has cpu only\n", p->device);
+    if (p->ranks != 1)
+        str_add_format(&faults, "ranks: %u: this build runs one rank\n", p->ranks);
+    if (!one_of(p->moe_split, "auto", "tp", "ep"))
+        str_add_format(&faults, "moe_split: %s: auto, tp or ep\n", p->moe_split);
+    if (p->context_max != 0 && p->context_max < 64)
+        str_add_format(&faults, "context_max: %u: 0 or at least 64\n", p->context_max);
+    if (p->model[0] == '\0')
+        str_add_text(&faults, "model: the folder of a checkpoint is needed\n");
+    if (wk_spec_parse(p->spec, &spec, &why) != ERR_OK)
+        str_add_format(&faults, "%s\n", why.text);
+    enum err e = ERR_OK;
+    if (faults.bytes > 0)
+        e = err_set(ret_faults, ERR_INVALID, "%.*s", (int)faults.bytes - 1, faults.text);
+    str_fini(&faults);
+    return e;
+}
+
+static void on_stop(void *arg)
+{
+    struct wk_shell **shell = arg;
+    log_info(WORKER, "stopping", "");
+    if (*shell != NULL)
+        wk_shell_stop(*shell);
+}
+
+int main(int argc, char **argv)
+{
+    static struct wk_params params;
+    struct err_detail detail;
+    char config_hash[33], name[32];
+    size_t count = ARRAY_COUNT(wk_param_table);
+    enum log_level level;
+    log_init("worker", LOG_INFO);
+    if (params_load(wk_param_table, count, &params, argc, argv, &detail) != ERR_OK ||
+        params_check(&params, &detail) != ERR_OK)
+        die("%s", detail.text);
+    if (!log_level_parse(params.log_level, &level))
+        die("log_level: %s: error, warn, info or debug", params.log_level);
+    log_set_level(level);
+    snprintf(name, sizeof name, "worker-%u", params.id);
+    if (process_begin(name, params.run_dir, params.state_dir, &detail) != ERR_OK)
+        die("%s", detail.text);
+    params_log(wk_param_table, count, &params);
+    params_hash(wk_param_table, count, &params, hash_skip, config_hash);
+
+    struct loop *l = loop_create();
+    struct wk_shell *shell = NULL;
+    loop_on_stop_signal(l, on_stop, &shell);
+    if (wk_shell_create(l, &params, config_hash, &shell, &detail) != ERR_OK) {
+        process_end(name, params.run_dir);
+        die("%s", detail.text);
+    }
+    loop_run(l);
+    int code = wk_shell_exit_code(shell);
+    if (!wk_shell_idle(shell)) {
+        /* The device thread cannot be interrupted; what it still writes is nobody's any more. */
+        wk_shell_leave(shell);
+        process_end(name, params.run_dir);
+        _exit(code);
+    }
+    wk_shell_destroy(&shell);
+    loop_destroy(&l);
+    process_end(name, params.run_dir);
+    return code;
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* worker/wk_exec.h - the device thread: loads the model, carries out plans, decides nothing.
+ *
+ * Owner of the model, its two cursors (one prefill batch that may pause between layers, one decode
+ * step), the sampler and the tables of sequences; those change by plans alone.  The loop thread
+ * talks to it through two rings; a waker tells the loop that there is news.  One plan at a time. */
+#ifndef WORKER_WK_EXEC_H
+#define WORKER_WK_EXEC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "lib/base/err.h"
+#include "lib/model/model.h"
+#include "worker/wk_plan.h"
+
+#define WK_CANARY_PROMPT 16u
+#define WK_CANARY_OUTPUT 8u
+
+struct loop_waker;
+struct wk_exec;
+
+struct wk_exec_options {
+    const char *directory; /* of the model; borrowed */
+    enum model_numerics numerics;
+    uint32_t threads;
+    uint32_t entries;   /* sequences in the tables: wk_core_entries */
+    uint32_t plan_seqs; /* wk_core_plan_seqs */
+    uint32_t slice_rows_max, decode_rows_max;
+    uint32_t context_max; /* 0 = the model's */
+    struct loop_waker *waker;
+};
+
+/* What loading found out; borrowed from the executor, valid from WK_NEWS_LOADED on. */
+struct wk_loaded {
+    const struct model_info *info;
+    uint32_t context_max;
+    uint32_t canary_ids[WK_CANARY_PROMPT];
+    uint32_t canary_output[WK_CANARY_OUTPUT];
+    double prefill_us_per_row, decode_us_per_step; /* of the canary */
+    uint64_t load_us;
+};
+
+enum wk_news_type { WK_NEWS_LOADED = 1, WK_NEWS_FAILED, WK_NEWS_DONE };
+struct wk_news {
+    enum wk_news_type type;
+    const struct wk_result *result; /* DONE: valid until the next wk_exec_run */
+};
+
+/* Starts the thread, which loads the model at once. */
+struct wk_exec *wk_exec_create(const struct wk_exec_options *options);
+/* Waits for the thread: not while it loads or runs a plan if the end must be quick. */
+void wk_exec_destroy(struct wk_exec **exec_p);
+
+bool wk_exec_news(struct wk_exec *x, struct wk_news *ret_news);
+void wk_exec_progress(const struct wk_exec *x, uint64_t *ret_done, uint64_t *ret_total);
+const struct wk_loaded *wk_exec_loaded(const struct wk_exec *x);
+const struct err_detail *wk_exec_failure(const struct wk_exec *x); /* after WK_NEWS_FAILED */
+
+/* Names the cache memory for all later plans, which are of this epoch.  Only while no plan is in
+ * flight and no prefill batch is paused. */
+void wk_exec_attach(struct wk_exec *x, const struct model_kv *kv, uint32_t epoch);
+/* Hands the plan over until its WK_NEWS_DONE. */
+void wk_exec_run(struct wk_exec *x, const struct wk_plan *plan);
+
+#endif

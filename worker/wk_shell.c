@@ -1,0 +1,429 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/wk_shell.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "lib/base/check.h"
+#include "lib/base/clock.h"
+#include "lib/base/log.h"
+#include "lib/base/mem.h"
+#include "lib/base/rng.h"
+#include "lib/base/str.h"
+#include "lib/net/bus.h"
+#include "lib/net/loop.h"
+#include "lib/net/redis.h"
+#include "lib/net/status.h"
+#include "proto/wire.h"
+#include "worker/wk_shell_state.h"
+
+/* A message's payload is at most 8 MiB; an answer's arrays lie beside the core's own. */
+#define ARENA_BYTES     (256u << 10)
+#define ARENA_BYTES_MAX (64u << 20)
+#define STOP_US_MAX     1500000u
+#define PROGRESS_US     1000000u
+#define PAUSE_US_MAX    4000000u /* kvmgr gives up on a silent worker after 5 s */
+
+STATIC_CHECK(WIRE_FRAMES_MAX <= BUS_FRAMES_MAX);
+
+static const char *const peer_names[WK_PEER_COUNT] = {"router", "kvmgr", "drafter"};
+
+/* ---- messages ---- */
+
+void wk_shell_send(struct wk_shell *s, enum wk_peer to, const struct msg *m)
+{
+    CHECK_OBJ(s, WK_SHELL_MAGIC);
+    struct wire_frame frames[WIRE_FRAMES_MAX];
+    struct bus_frame out[WIRE_FRAMES_MAX];
+    uint32_t count = 0;
+    arena_reset(&s->arena_out);
+    enum err e = wire_encode(&s->arena_out, m, frames, &count);
+    for (uint32_t i = 0; e == ERR_OK && i < count; i++)
+        out[i] = (struct bus_frame){frames[i].bytes, frames[i].count};
+    if (e == ERR_OK)
+        e = bus_send(s->sockets[to], NULL, out, count);
+    if (e != ERR_OK) {
+        s->unsent++;
+        log_warn(WORKER, "message not sent", "to=%s type=%s code=%s", peer_names[to],
+                 msg_type_name(m->type), err_name(e));
+    }
+}
+
+static void carry_out(struct wk_shell *s)
+{
+    for (uint32_t i = 0; i < s->actions.count; i++) {
+        const struct wk_action *a = &s->actions.items[i];
+        switch (a->type) {
+        case WK_ACT_ROUTER:
+            wk_shell_send(s, WK_ROUTER, &a->msg);
+            break;
+        case WK_ACT_KVMGR:
+            wk_shell_send(s, WK_KVMGR, &a->msg);
+            break;
+        case WK_ACT_DRAFTER:
+            wk_shell_send(s, WK_DRAFTER, &a->msg);
+            break;
+        case WK_ACT_RUN:
+            CHECK(!s->busy);
+            s->busy = true;
+            wk_exec_run(s->exec, s->actions.plan);
+            break;
+        }
+    }
+}
+
+void wk_shell_step(struct wk_shell *s, struct wk_event *event)
+{
+    CHECK(s->core != NULL);
+    event->now_us = loop_now_us(s->loop);
+    event->now_unix_us = clock_unix_us();
+    arena_reset(&s->arena_core);
+    wk_core_step(s->core, event, &s->actions);
+    carry_out(s);
+    if (s->actions.wake_us != 0) {
+        uint64_t now = loop_now_us(s->loop);
+        loop_timer_start(s->wake, s->actions.wake_us > now ? s->actions.wake_us - now : 0, false);
+    } else {
+        loop_timer_stop(s->wake);
+    }
+    wk_shell_observe(s);
+    if (event->type != WK_EV_KV_ATTACHED && event->type != WK_EV_KV_DETACHED)
+        wk_shell_kv_settle(s);
+    wk_shell_publish(s, false);
+    if (s->stopping && wk_core_stopped(s->core))
+        loop_stop(s->loop);
+}
+
+static bool decode(struct wk_shell *s, enum wk_peer from, const struct bus_frame *frames,
+                   uint32_t count, struct msg *ret_msg)
+{
+    struct wire_frame in[BUS_FRAMES_MAX];
+    struct err_detail detail = {.text = ""};
+    CHECK(count <= BUS_FRAMES_MAX);
+    for (uint32_t i = 0; i < count; i++)
+        in[i] = (struct wire_frame){frames[i].bytes, frames[i].count};
+    arena_reset(&s->arena_in);
+    enum err e = wire_decode(&s->arena_in, in, count, ret_msg, &detail);
+    if (e == ERR_OK)
+        return true;
+    s->bad_messages++;
+    log_warn(WORKER, "bad message dropped", "from=%s code=%s reason=\"%s\"", peer_names[from],
+             err_name(e), detail.text);
+    return false;
+}
+
+static void event_msg(struct wk_shell *s, const struct msg *m)
+{
+    struct wk_event event = {.type = WK_EV_MSG, .msg = m};
+    wk_shell_step(s, &event);
+}
+
+static void assign_refuse(struct wk_shell *s, const struct msg *m)
+{
+    struct msg reply = {.type = MSG_ASSIGN_REPLY, .id = m->id};
+    reply.u.assign_reply.code = s->stopping ? ERR_DRAINING : ERR_LOADING;
+    reply.u.assign_reply.text = s->loaded ? "waiting for kvmgr" : "loading the model";
+    wk_shell_send(s, WK_ROUTER, &reply);
+}
+
+static void on_router(void *arg, const struct bus_peer *peer, const struct bus_frame *frames,
+                      uint32_t count)
+{
+    struct wk_shell *s = arg;
+    struct msg m;
+    if (!decode(s, WK_ROUTER, frames, count, &m))
+        return;
+    switch (m.type) {
+    case MSG_WORKER_ASSIGN:
+        if (s->core == NULL) {
+            assign_refuse(s, &m);
+            return;
+        }
+        break;
+    case MSG_WORKER_CANCEL:
+    case MSG_WORKER_DRAIN:
+    case MSG_WORKER_RESUME:
+    case MSG_ROUTER_STATE:
+        if (s->core == NULL)
+            return;
+        break;
+    default:
+        s->bad_messages++;
+        return;
+    }
+    event_msg(s, &m);
+}
+
+static void on_kvmgr(void *arg, const struct bus_peer *peer, const struct bus_frame *frames,
+                     uint32_t count)
+{
+    struct wk_shell *s = arg;
+    struct msg m;
+    if (!decode(s, WK_KVMGR, frames, count, &m))
+        return;
+    if (m.type < MSG_KV_ATTACH || m.type > MSG_KV_STATE) {
+        s->bad_messages++;
+        return;
+    }
+    wk_shell_kv_message(s, &m);
+}
+
+static void on_drafter(void *arg, const struct bus_peer *peer, const struct bus_frame *frames,
+                       uint32_t count)
+{
+    struct wk_shell *s = arg;
+    struct msg m;
+    if (!decode(s, WK_DRAFTER, frames, count, &m))
+        return;
+    if (m.type != MSG_DRAFT_HELLO_REPLY && m.type != MSG_DRAFT_REPLY) {
+        s->bad_messages++;
+        return;
+    }
+    wk_shell_draft_message(s, &m);
+}
+
+/* ---- timers and the device thread ---- */
+
+static void on_wake(void *arg)
+{
+    struct wk_shell *s = arg;
+    struct wk_event event = {.type = WK_EV_TICK};
+    if (s->core != NULL)
+        wk_shell_step(s, &event);
+}
+
+static void on_beat(void *arg)
+{
+    struct wk_shell *s = arg;
+    uint64_t now = loop_now_us(s->loop);
+    /* After a pause of our own kvmgr may have given our blocks to others: nothing that we hold may
+     * be written to any more. */
+    if (s->beat_us != 0 && now - s->beat_us > PAUSE_US_MAX && s->kv.attached)
+        wk_shell_kv_lost(s, "this process stood still");
+    s->beat_us = now;
+    if (s->loaded) {
+        wk_shell_kv_beat(s);
+        wk_shell_draft_beat(s);
+    }
+    on_wake(s);
+    wk_shell_publish(s, true);
+}
+
+static void on_progress(void *arg)
+{
+    wk_shell_progress(arg);
+}
+
+static void on_loaded(struct wk_shell *s)
+{
+    const struct wk_loaded *l = wk_exec_loaded(s->exec);
+    const struct model_info *info = l->info;
+    char fp[33];
+    hex_encode(info->model_fp.bytes, sizeof info->model_fp.bytes, fp);
+    s->loaded = true;
+    loop_timer_stop(s->progress);
+    /* One line of its own shape: what the tensors say, never what a path says. */
+    fprintf(stderr, "quantization: %s, %.1f GiB, fp %.8s\n", info->quantization,
+            (double)s->load_bytes / (1u << 30), fp);
+    log_info(WORKER, "model loaded",
+             "seconds=%.1f layers=%u vocab=%u context_max=%u prefill_us_per_row=%.0f "
+             "decode_us=%.0f model_fp=%s",
+             (double)l->load_us / 1e6, info->layer_count, info->vocab_size, l->context_max,
+             l->prefill_us_per_row, l->decode_us_per_step, fp);
+    wk_shell_kv_beat(s);
+    wk_shell_publish(s, true);
+}
+
+static void on_news(void *arg)
+{
+    struct wk_shell *s = arg;
+    struct wk_news news;
+    while (wk_exec_news(s->exec, &news)) {
+        if (news.type == WK_NEWS_DONE) {
+            CHECK(s->busy && s->core != NULL);
+            s->busy = false;
+            struct wk_event event = {.type = WK_EV_DONE, .result = news.result};
+            wk_shell_step(s, &event);
+        } else if (news.type == WK_NEWS_LOADED) {
+            wk_exec_progress(s->exec, &s->load_bytes, &(uint64_t){0});
+            on_loaded(s);
+        } else {
+            s->load_failed = true;
+            wk_shell_fail(s, wk_exec_failure(s->exec)->text);
+        }
+    }
+}
+
+/* ---- life ---- */
+
+void wk_shell_fail(struct wk_shell *s, const char *why)
+{
+    log_error(WORKER, "cannot go on", "reason=\"%s\"", why);
+    s->exit_code = 2;
+    s->load_failed = true;
+    wk_shell_publish(s, true);
+    loop_stop(s->loop);
+}
+
+static void core_options_fill(struct wk_shell *s, const struct wk_spec *spec)
+{
+    const struct wk_params *p = s->params;
+    s->core_options = (struct wk_core_options){
+        .seqs_max = p->seqs_max,
+        .slice_rows_max = p->slice_rows_max,
+        .slice_layers_max = p->slice_layers_max,
+        .slice_ms = p->slice_ms,
+        .decode_rows_max = p->decode_rows_max,
+        .deadline_ms = p->deadline_ms,
+        .ids_max = p->ids_max,
+        .spec = *spec,
+        .key = s->key,
+    };
+    snprintf(s->core_options.config_hash, sizeof s->core_options.config_hash, "%s", s->config_hash);
+    uint32_t entries = wk_core_entries(&s->core_options);
+    s->leases = mem_take_array(entries, sizeof *s->leases);
+    s->actions.count_max = wk_core_actions_max(&s->core_options);
+    s->actions.items = mem_take_array(s->actions.count_max, sizeof *s->actions.items);
+    s->actions.arena = &s->arena_core;
+}
+
+static enum err connect_all(struct wk_shell *s, struct err_detail *detail)
+{
+    static const bus_fn handlers[WK_PEER_COUNT] = {on_router, on_kvmgr, on_drafter};
+    char id[BUS_PEER_BYTES_MAX + 1], endpoint[PARAM_STR_BYTES + 32];
+    snprintf(id, sizeof id, "worker-%u", s->params->id);
+    for (uint32_t i = 0; i < WK_PEER_COUNT; i++) {
+        snprintf(endpoint, sizeof endpoint, "ipc://%s/%s.sock", s->params->run_dir, peer_names[i]);
+        TRY(bus_connect(s->bus, endpoint, id, s->params->queue_max, handlers[i], s, &s->sockets[i],
+                        detail));
+    }
+    return ERR_OK;
+}
+
+static void exec_open(struct wk_shell *s)
+{
+    const struct wk_params *p = s->params;
+    struct wk_exec_options o = {
+        .directory = p->model,
+        .numerics = strcmp(p->numerics, "exact") == 0 ? MODEL_EXACT : MODEL_FAST,
+        .threads = p->threads,
+        .entries = wk_core_entries(&s->core_options),
+        .plan_seqs = wk_core_plan_seqs(&s->core_options),
+        .slice_rows_max = p->slice_rows_max,
+        .decode_rows_max = p->decode_rows_max,
+        .context_max = p->context_max,
+        .waker = s->waker,
+    };
+    s->load_begun_us = loop_now_us(s->loop);
+    s->exec = wk_exec_create(&o);
+}
+
+static void on_stop_timer(void *arg)
+{
+    struct wk_shell *s = arg;
+    log_warn(WORKER, "step still running at the end of the stop", "");
+    loop_stop(s->loop);
+}
+
+enum err wk_shell_create(struct loop *l, const struct wk_params *params, const char *config_hash,
+                         struct wk_shell **ret_shell, struct err_detail *detail)
+{
+    struct wk_spec spec;
+    TRY(wk_spec_parse(params->spec, &spec, detail));
+    struct wk_shell *s = mem_take(sizeof *s);
+    s->magic = WK_SHELL_MAGIC;
+    s->loop = l;
+    s->params = params;
+    s->config_hash = config_hash;
+    rng_system(&s->incarnation, sizeof s->incarnation);
+    arena_init(&s->arena_in, ARENA_BYTES, ARENA_BYTES_MAX);
+    arena_init(&s->arena_out, ARENA_BYTES, ARENA_BYTES_MAX);
+    arena_init(&s->arena_core, ARENA_BYTES, ARENA_BYTES_MAX);
+    s->beat = loop_timer_create(l, on_beat, s);
+    s->wake = loop_timer_create(l, on_wake, s);
+    s->progress = loop_timer_create(l, on_progress, s);
+    s->stop_timer = loop_timer_create(l, on_stop_timer, s);
+    s->waker = loop_waker_create(l, on_news, s);
+    s->bus = bus_create(l);
+    enum err e = block_hash_key_load(params->state_dir, &s->key, detail);
+    if (e == ERR_OK) {
+        core_options_fill(s, &spec);
+        e = connect_all(s, detail);
+    }
+    if (e == ERR_OK)
+        e = wk_shell_status_open(s, detail);
+    if (e != ERR_OK) {
+        wk_shell_destroy(&s);
+        return e;
+    }
+    exec_open(s);
+    loop_timer_start(s->beat, WK_BEAT_US, true);
+    loop_timer_start(s->progress, PROGRESS_US, true);
+    wk_shell_publish(s, true);
+    *ret_shell = s;
+    return ERR_OK;
+}
+
+void wk_shell_stop(struct wk_shell *s)
+{
+    CHECK_OBJ(s, WK_SHELL_MAGIC);
+    if (s->stopping)
+        return;
+    s->stopping = true;
+    status_set_state(s->status, "draining");
+    if (s->core == NULL) {
+        loop_stop(s->loop);
+        return;
+    }
+    loop_timer_start(s->stop_timer, STOP_US_MAX, false);
+    struct wk_event event = {.type = WK_EV_STOP};
+    wk_shell_step(s, &event);
+}
+
+int wk_shell_exit_code(const struct wk_shell *s)
+{
+    CHECK_OBJ(s, WK_SHELL_MAGIC);
+    return s->exit_code;
+}
+
+bool wk_shell_idle(const struct wk_shell *s)
+{
+    CHECK_OBJ(s, WK_SHELL_MAGIC);
+    return !s->busy && (s->loaded || s->load_failed);
+}
+
+void wk_shell_leave(struct wk_shell *s)
+{
+    CHECK_OBJ(s, WK_SHELL_MAGIC);
+    status_destroy(&s->status);
+    redis_destroy(&s->redis);
+    for (uint32_t i = 0; i < WK_PEER_COUNT; i++)
+        bus_socket_destroy(&s->sockets[i]);
+    bus_destroy(&s->bus);
+}
+
+void wk_shell_destroy(struct wk_shell **shell_p)
+{
+    CHECK(shell_p != NULL);
+    struct wk_shell *s = *shell_p;
+    if (s == NULL)
+        return;
+    wk_shell_leave(s);
+    wk_exec_destroy(&s->exec);
+    wk_core_destroy(&s->core);
+    wk_shell_kv_close(s);
+    loop_waker_destroy(&s->waker);
+    loop_timer_destroy(&s->stop_timer);
+    loop_timer_destroy(&s->progress);
+    loop_timer_destroy(&s->wake);
+    loop_timer_destroy(&s->beat);
+    arena_fini(&s->arena_in);
+    arena_fini(&s->arena_out);
+    arena_fini(&s->arena_core);
+    mem_give(s->leases);
+    mem_give(s->actions.items);
+    s->magic = 0;
+    mem_give(s);
+    *shell_p = NULL;
+}

@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The shell's side of kvmgr: attaching, the arena's mapping, pings. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lib/base/check.h"
+#include "lib/base/log.h"
+#include "lib/net/loop.h"
+#include "lib/net/status.h"
+#include "worker/wk_shell_state.h"
+
+#define ATTACH_AGAIN_US 1000000u
+#define IDS_MAX_LEAST   (64u << 10)
+
+static void attach_send(struct wk_shell *s)
+{
+    const struct model_info *info = wk_exec_loaded(s->exec)->info;
+    struct msg m = {.type = MSG_KV_ATTACH};
+    m.u.kv_attach = (struct msg_kv_attach){
+        .worker_id = s->params->id,
+        .incarnation = s->incarnation,
+        .dsa_layers = info->dsa_layers,
+        .latent_dim = info->latent_dim,
+        .index_dim = info->index_dim,
+        .index_kpool = info->index_kpool,
+        .state_bytes = info->state_bytes,
+        .seqs_max = s->params->seqs_max,
+        .rank = 0,
+        .ranks = 1,
+        .model_fp = info->model_fp,
+    };
+    s->kv.asked_us = loop_now_us(s->loop);
+    wk_shell_send(s, WK_KVMGR, &m);
+}
+
+/* ---- mapping ---- */
+
+static bool same(const struct hash128 *a, const struct hash128 *b)
+{
+    return memcmp(a, b, sizeof *a) == 0;
+}
+
+/* The layout as this process computes it must be that of kvmgr and that of the file. */
+static enum err layout_agree(const struct wk_shell *s, const struct msg_kv_attach_reply *r,
+                             const struct kv_superblock *superblock, struct kv_layout *ret_layout,
+                             struct err_detail *detail)
+{
+    const struct model_info *info = wk_exec_loaded(s->exec)->info;
+    struct kv_geometry g = {
+        .dsa_layers = info->dsa_layers,
+        .latent_dim = info->latent_dim,
+        .index_dim = info->index_dim,
+        .index_kpool = info->index_kpool,
+        .block_tokens = r->block_tokens,
+        .kv_dtype = r->kv_dtype,
+        .index_dtype = r->index_dtype,
+        .rank = 0,
+        .ranks = 1,
+        .interleave = r->block_tokens,
+        .state_bytes = info->state_bytes,
+    };
+    struct kv_layout file;
+    TRY(kv_superblock_check(superblock, r->arena_bytes, &file, detail));
+    TRY(kv_layout_plan(&g, r->arena_bytes, r->slot_count, ret_layout, detail));
+    if (!same(&ret_layout->layout_fp, &r->layout_fp) || !same(&file.layout_fp, &r->layout_fp))
+        return err_set(detail, ERR_CORRUPT, "layout_fp: kvmgr, arena and worker differ");
+    if (ret_layout->block_count != r->block_count || file.block_count != r->block_count ||
+        file.slot_count != r->slot_count)
+        return err_set(detail, ERR_CORRUPT, "block_count: %u said, %u computed, %u in the file",
+                       r->block_count, ret_layout->block_count, file.block_count);
+    if (!same(&superblock->model_fp, &info->model_fp))
+        return err_set(detail, ERR_CORRUPT, "model_fp: the arena is another model's");
+    if (superblock->incarnation != r->incarnation || superblock->epoch != r->epoch)
+        return err_set(detail, ERR_EPOCH, "incarnation: the arena is another kvmgr's");
+    return ERR_OK;
+}
+
+static enum err arena_map(const struct wk_shell *s, const struct msg_kv_attach_reply *r,
+                          struct wk_mapping *ret_mapping, struct err_detail *detail)
+{
+    if (r->kv_dtype != KV_F32 || r->index_dtype != KV_F32)
+        return err_set(detail, ERR_UNSUPPORTED, "kv_dtype: %u, index_dtype: %u: only f32",
+                       r->kv_dtype, r->index_dtype);
+    if (s->core != NULL && r->block_tokens != s->core_options.shape.block_tokens)
+        return err_set(detail, ERR_UNSUPPORTED, "block_tokens: %u now, %u before", r->block_tokens,
+                       s->core_options.shape.block_tokens);
+    struct stat st;
+    int fd = open(r->arena_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return err_set(detail, ERR_IO, "%.300s: %s", r->arena_path, strerror(errno));
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size != r->arena_bytes ||
+        r->arena_bytes < KV_SUPERBLOCK_BYTES) {
+        close(fd);
+        return err_set(detail, ERR_CORRUPT, "%.300s: size is not %" PRIu64, r->arena_path,
+                       r->arena_bytes);
+    }
+    void *base = mmap(NULL, r->arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (base == MAP_FAILED)
+        return err_set(detail, ERR_NOMEM, "%.300s: %s", r->arena_path, strerror(errno));
+    struct kv_superblock superblock;
+    struct kv_layout layout;
+    memcpy(&superblock, base, sizeof superblock);
+    enum err e = layout_agree(s, r, &superblock, &layout, detail);
+    if (e != ERR_OK) {
+        munmap(base, r->arena_bytes);
+        return e;
+    }
+    *ret_mapping = (struct wk_mapping){.base = base, .bytes = r->arena_bytes, .layout = layout};
+    return ERR_OK;
+}
+
+static void unmap(struct wk_mapping *m)
+{
+    if (m->base != NULL)
+        munmap(m->base, m->bytes);
+    *m = (struct wk_mapping){.base = NULL};
+}
+
+void wk_shell_kv_close(struct wk_shell *s)
+{
+    unmap(&s->kv.mapping);
+}
+
+static struct model_kv model_kv_of(const struct wk_mapping *m)
+{
+    const struct kv_layout *l = &m->layout;
+    return (struct model_kv){
+        .blocks = m->base + l->blocks_at,
+        .block_stride = l->block_bytes,
+        .layer_stride = l->layer_stride,
+        .index_offset = l->index_offset,
+        .block_tokens = l->geometry.block_tokens,
+        .block_count = l->block_count,
+        .slots = m->base + l->slots_at,
+        .slot_stride = l->slot_bytes,
+        .slot_count = l->slot_count,
+    };
+}
+
+/* ---- the core comes to life with the first arena ---- */
+
+static void core_open(struct wk_shell *s, const struct wk_arena_shape *shape)
+{
+    const struct wk_loaded *l = wk_exec_loaded(s->exec);
+    struct wk_core_options *o = &s->core_options;
+    CHECK(s->core == NULL);
+    o->context_max = l->context_max;
+    o->vocab_size = l->info->vocab_size;
+    o->layer_count = l->info->layer_count;
+    o->has_token = l->info->has_token;
+    o->stop_id_count = l->info->stop_id_count;
+    o->stop_ids = l->info->stop_ids;
+    o->model_fp = l->info->model_fp;
+    o->prefill_us_per_row = l->prefill_us_per_row;
+    o->decode_us_per_step = l->decode_us_per_step;
+    o->shape = *shape;
+    if (o->ids_max == 0)
+        o->ids_max = 2 * (uint64_t)shape->block_count * shape->block_tokens + IDS_MAX_LEAST;
+    s->core = wk_core_create(o);
+}
+
+static void arena_take(struct wk_shell *s)
+{
+    struct wk_arena_state *kv = &s->kv;
+    struct err_detail detail = {.text = ""};
+    struct wk_mapping mapping;
+    kv->offered = false;
+    enum err e = arena_map(s, &kv->offer, &mapping, &detail);
+    if (e == ERR_UNSUPPORTED && s->core != NULL) {
+        wk_shell_fail(s, detail.text); /* the tables are made for another block size */
+        return;
+    }
+    if (e != ERR_OK) {
+        log_error(WORKER, "arena refused", "code=%s reason=\"%s\"", err_name(e), detail.text);
+        return;
+    }
+    unmap(&kv->mapping);
+    kv->mapping = mapping;
+    kv->attached = true;
+    kv->incarnation = kv->offer.incarnation;
+    kv->epoch = kv->offer.epoch;
+    struct wk_event event = {
+        .type = WK_EV_KV_ATTACHED,
+        .kv_epoch = kv->epoch,
+        .shape = {.block_tokens = kv->offer.block_tokens,
+                  .block_count = mapping.layout.block_count,
+                  .slot_count = mapping.layout.slot_count},
+    };
+    struct model_kv memory = model_kv_of(&mapping);
+    if (s->core == NULL)
+        core_open(s, &event.shape);
+    wk_exec_attach(s->exec, &memory, kv->epoch);
+    log_info(WORKER, "arena attached",
+             "path=%s blocks=%u block_tokens=%u slots=%u epoch=%u kvmgr=%016" PRIx64,
+             kv->offer_path, event.shape.block_count, event.shape.block_tokens,
+             event.shape.slot_count, kv->epoch, kv->incarnation);
+    wk_shell_step(s, &event);
+    status_set_state(s->status, s->stopping ? "draining" : "ready");
+}
+
+void wk_shell_kv_settle(struct wk_shell *s)
+{
+    if (s->kv.offered && (s->core == NULL || wk_core_quiet(s->core)))
+        arena_take(s);
+}
+
+void wk_shell_kv_lost(struct wk_shell *s, const char *why)
+{
+    log_warn(WORKER, "leases lost", "reason=\"%s\"", why);
+    s->kv.attached = false;
+    s->kv.offered = false;
+    attach_send(s);
+    if (s->core == NULL)
+        return;
+    struct wk_event event = {.type = WK_EV_KV_DETACHED};
+    wk_shell_step(s, &event);
+}
+
+static void on_attach_reply(struct wk_shell *s, const struct msg_kv_attach_reply *r)
+{
+    if (r->code != ERR_OK) {
+        log_warn(WORKER, "kvmgr refused the attach", "code=%s reason=\"%s\"",
+                 err_name((enum err)r->code), r->text);
+        return;
+    }
+    if (s->kv.attached && s->kv.incarnation == r->incarnation && s->kv.epoch == r->epoch)
+        return; /* a second answer to a question asked twice */
+    size_t bytes = strnlen(r->arena_path, WK_PATH_BYTES);
+    if (bytes == 0 || bytes >= WK_PATH_BYTES || r->block_tokens == 0) {
+        log_error(WORKER, "arena refused", "reason=\"no path or no block_tokens\"");
+        return;
+    }
+    s->kv.offer = *r;
+    memcpy(s->kv.offer_path, r->arena_path, bytes + 1);
+    s->kv.offer.arena_path = s->kv.offer_path;
+    s->kv.offer.text = "";
+    if (s->kv.attached) { /* an arena in place of the one that we use */
+        s->kv.attached = false;
+        struct wk_event event = {.type = WK_EV_KV_DETACHED};
+        wk_shell_step(s, &event);
+    }
+    s->kv.offered = true;
+    wk_shell_kv_settle(s);
+}
+
+void wk_shell_kv_message(struct wk_shell *s, const struct msg *m)
+{
+    CHECK_OBJ(s, WK_SHELL_MAGIC);
+    if (!s->loaded)
+        return;
+    if (m->type == MSG_KV_ATTACH_REPLY) {
+        on_attach_reply(s, &m->u.kv_attach_reply);
+        return;
+    }
+    if (!s->kv.attached || s->core == NULL)
+        return; /* answers to what we asked before the loss */
+    if (m->type == MSG_KV_STATE && m->u.kv_state.incarnation != s->kv.incarnation) {
+        wk_shell_kv_lost(s, "kvmgr was restarted");
+        return;
+    }
+    bool stale = (m->type == MSG_KV_OPEN_REPLY && m->u.kv_open_reply.code == ERR_EPOCH) ||
+                 (m->type == MSG_KV_EXTEND_REPLY && m->u.kv_extend_reply.code == ERR_EPOCH);
+    struct wk_event event = {.type = WK_EV_MSG, .msg = m};
+    wk_shell_step(s, &event);
+    if (stale && s->kv.attached)
+        wk_shell_kv_lost(s, "kvmgr does not know this worker");
+}
+
+void wk_shell_kv_beat(struct wk_shell *s)
+{
+    CHECK_OBJ(s, WK_SHELL_MAGIC);
+    if (s->stopping)
+        return;
+    if (!s->kv.attached) {
+        if (!s->kv.offered &&
+            (s->kv.asked_us == 0 || loop_now_us(s->loop) >= s->kv.asked_us + ATTACH_AGAIN_US))
+            attach_send(s);
+        return;
+    }
+    struct msg m = {.type = MSG_KV_PING, .epoch = s->kv.epoch};
+    uint32_t max = wk_core_entries(&s->core_options);
+    m.u.kv_ping = (struct msg_kv_ping){
+        .incarnation = s->incarnation,
+        .lease_count = wk_core_leases(s->core, s->leases, max),
+        .leases = s->leases,
+    };
+    CHECK(m.u.kv_ping.lease_count <= max);
+    wk_shell_send(s, WK_KVMGR, &m);
+}

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* worker/wk_shell_state.h - the shell's own data, shared by wk_shell*.c only.  Loop thread. */
+#ifndef WORKER_WK_SHELL_STATE_H
+#define WORKER_WK_SHELL_STATE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "lib/base/arena.h"
+#include "lib/base/metrics.h"
+#include "proto/block_hash.h"
+#include "proto/kv_layout.h"
+#include "proto/msg.h"
+#include "worker/wk_core.h"
+#include "worker/wk_exec.h"
+#include "worker/wk_params.h"
+
+#define WK_SHELL_MAGIC 0x574b5348u
+#define WK_BEAT_US     500000u
+#define WK_PATH_BYTES  4097u
+
+enum wk_metric {
+#define COUNTER(ident, name, labels, help)            WK_METRIC_##ident,
+#define GAUGE(ident, name, labels, help)              WK_METRIC_##ident,
+#define HISTOGRAM(ident, name, labels, buckets, help) WK_METRIC_##ident,
+#include "worker/wk_metrics.def"
+#undef COUNTER
+#undef GAUGE
+#undef HISTOGRAM
+    WK_METRIC_COUNT
+};
+extern const struct metric_row wk_metric_rows[WK_METRIC_COUNT];
+
+enum wk_peer { WK_ROUTER, WK_KVMGR, WK_DRAFTER, WK_PEER_COUNT };
+
+struct wk_mapping {
+    uint8_t *base; /* NULL = none */
+    uint64_t bytes;
+    struct kv_layout layout;
+};
+
+struct wk_arena_state {
+    bool attached;
+    bool offered;                     /* an attach reply waits for the core to be quiet */
+    struct msg_kv_attach_reply offer; /* its path in offer_path */
+    char offer_path[WK_PATH_BYTES];
+    uint64_t incarnation; /* of kvmgr */
+    uint32_t epoch;
+    uint64_t asked_us; /* last KvAttach */
+    struct wk_mapping mapping;
+};
+
+/* What was last published, to publish again on a change. */
+struct wk_published {
+    uint32_t state, seqs_live, kv_state, drafter_state;
+};
+
+struct wk_shell {
+    uint32_t magic;
+    struct loop *loop;
+    const struct wk_params *params;
+    const char *config_hash;
+    uint64_t incarnation;
+    struct block_hash_key key;
+    struct bus *bus;
+    struct bus_socket *sockets[WK_PEER_COUNT];
+    struct redis *redis;
+    struct status *status;
+    struct loop_timer *beat, *wake, *progress, *stop_timer;
+    struct loop_waker *waker;
+    struct arena arena_in, arena_out, arena_core;
+
+    struct wk_exec *exec;
+    bool loaded, load_failed, busy; /* busy: a plan is in flight */
+    uint64_t load_begun_us, load_bytes, load_seen_us;
+    struct wk_core *core; /* NULL until loaded and attached once */
+    struct wk_core_options core_options;
+    struct wk_actions actions;
+    uint64_t *leases;
+    struct wk_arena_state kv;
+    uint64_t drafter_incarnation;
+    uint64_t beat_us; /* of the last beat, to notice our own pauses */
+    bool stopping;
+    int exit_code;
+    struct wk_published published;
+    uint64_t bad_messages, unsent, gaps_seen, steps_seen;
+    struct metric metrics[WK_METRIC_COUNT];
+};
+
+/* wk_shell.c */
+void wk_shell_send(struct wk_shell *s, enum wk_peer to, const struct msg *m);
+void wk_shell_step(struct wk_shell *s, struct wk_event *event);
+void wk_shell_fail(struct wk_shell *s, const char *why); /* ends the process with an error */
+
+/* wk_shell_kv.c */
+void wk_shell_kv_message(struct wk_shell *s, const struct msg *m);
+void wk_shell_kv_beat(struct wk_shell *s);
+void wk_shell_kv_lost(struct wk_shell *s, const char *why);
+void wk_shell_kv_settle(struct wk_shell *s); /* takes an offered arena once the core is quiet */
+void wk_shell_kv_close(struct wk_shell *s);
+
+/* wk_shell_draft.c */
+void wk_shell_draft_beat(struct wk_shell *s);
+void wk_shell_draft_message(struct wk_shell *s, const struct msg *m);
+
+/* wk_shell_status.c */
+enum err wk_shell_status_open(struct wk_shell *s, struct err_detail *detail);
+void wk_shell_publish(struct wk_shell *s, bool always); /* WorkerState, on a change or always */
+void wk_shell_observe(struct wk_shell *s);              /* histograms after a step */
+void wk_shell_progress(struct wk_shell *s);             /* a line while loading */
+
+#endif
