@@ -18,6 +18,8 @@
 
 #define KM_ARENA_MAGIC 0x4b4d4152u
 #define SCAN_HEADERS   64u
+/* A file with more than about this many times the slots wanted is not worth its space. */
+#define SLOTS_SURPLUS 4u
 
 STATIC_CHECK(sizeof(struct kv_block_header) == KV_HEADER_BYTES);
 STATIC_CHECK(sizeof(struct kv_slot_header) == KV_HEADER_BYTES);
@@ -157,6 +159,9 @@ static enum err arena_fits(int fd, uint64_t file_bytes, const struct km_arena_op
     TRY(kv_superblock_check(&s, file_bytes, &found, detail));
     if (found.slot_count < o->slot_count)
         return err_set(detail, ERR_UNSUPPORTED, "it has %u state slots, %u are needed",
+                       found.slot_count, o->slot_count);
+    if (found.slot_count / SLOTS_SURPLUS > o->slot_count + SLOTS_SURPLUS)
+        return err_set(detail, ERR_UNSUPPORTED, "it has %u state slots, only %u are needed",
                        found.slot_count, o->slot_count);
     TRY(kv_layout_plan(&o->geometry, arena_bytes, found.slot_count, &planned, detail));
     if (memcmp(&planned.layout_fp, &s.layout_fp, sizeof(s.layout_fp)) != 0)

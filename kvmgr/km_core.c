@@ -13,6 +13,7 @@
 #define SILENCE_US 5000000u
 #define UNNAMED_US 2000000u
 
+STATIC_CHECK(4 * (KM_SEQS_MAX + 1024 + 5) <= 65536); /* slots that an adopted arena may have */
 /* Worst step: a ping that frees and is answered, with every reclaim and a trace beside it. */
 STATIC_CHECK(KM_RECLAIMS_MAX + KM_WORKERS_MAX + 8 <= KM_ACTIONS_MAX);
 

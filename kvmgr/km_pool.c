@@ -33,6 +33,7 @@ struct km_pool {
 enum err km_pool_create(const struct km_pool_options *options, struct km_pool **ret_pool)
 {
     CHECK(options->block_count > 0 && options->block_count < KM_NONE);
+    /* km_arena keeps the slots of a file within a small multiple of what is asked for. */
     CHECK(options->slot_count > 0 && options->slot_count <= 1u << ID_INDEX_BITS);
     struct km_pool *p = calloc(1, sizeof(*p));
     if (!p)

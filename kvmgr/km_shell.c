@@ -403,7 +403,8 @@ enum err km_shell_create(struct loop *l, const struct km_params *params,
     s->params = params;
     arena_init(&s->wire, WIRE_BYTES, WIRE_BYTES_MAX);
     arena_init(&s->wire_out, WIRE_BYTES, WIRE_BYTES_MAX);
-    rng_system(&s->incarnation, sizeof(s->incarnation));
+    while (s->incarnation == 0) /* which means "unknown" elsewhere */
+        rng_system(&s->incarnation, sizeof(s->incarnation));
     snprintf(s->endpoint, sizeof(s->endpoint), "ipc://%s/kvmgr.sock", params->run_dir);
     facts_read(s);
     enum err e = shell_open(s, detail);

@@ -313,6 +313,10 @@ static void foreign_files_are_replaced(void **state)
     expect_replaced(&o, "arena_bytes");
     o.slot_count = SLOTS + 1;
     expect_replaced(&o, "slots");
+    o.slot_count = 100;
+    expect_replaced(&o, "slots");
+    o.slot_count = 2;
+    expect_replaced(&o, "only 2 are needed");
 }
 
 /* The old file keeps its bytes for whoever still maps it. */
