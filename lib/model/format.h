@@ -68,7 +68,7 @@ struct format_hint {
 
 #define FORMAT_WARN_CONFIG_MISMATCH 1u /* tensors disagree with the hint; the tensors win */
 
-/* Names of the tensors that make up the weight, by their suffix; NULL where there is none. */
+/* The names are suffixes of the tensors given, borrowed from them; NULL where there is none. */
 struct format_info {
     enum format_kind kind;
     uint32_t out, in;

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "lib/model/format.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/op_dtype.h"
+#include "kernels/op_exl3.h"
+#include "kernels/op_number.h"
+#include "lib/base/check.h"
+#include "lib/model/format_parts.h"
+
+static uint64_t scale_rows(const struct op_quantised *w)
+{
+    const struct op_scales *s = &w->scales;
+    return ((uint64_t)s->row_phase + w->out - 1) / s->rows_shared + 1;
+}
+
+static uint64_t scale_columns(const struct op_quantised *w)
+{
+    const struct op_scales *s = &w->scales;
+    return ((uint64_t)s->column_phase + w->in - 1) / s->columns_shared + 1;
+}
+
+/* First element of a run of floats that is infinite or NaN; count if there is none. */
+static uint64_t find_not_finite(const void *data, enum op_dtype dtype, uint64_t count)
+{
+    const uint8_t *bytes = data;
+    uint32_t exponent = dtype == OP_F16 ? 0x7c00u : 0x7f80u;
+    for (uint64_t i = 0; i < count; i++) {
+        uint16_t high; /* of an F32 the upper half tells */
+        memcpy(&high, bytes + (dtype == OP_F32 ? 4 * i + 2 : 2 * i), sizeof(high));
+        if ((high & exponent) == exponent)
+            return i;
+    }
+    return count;
+}
+
+static uint64_t find_code(const uint8_t *codes, uint64_t count, uint8_t mask, uint8_t value)
+{
+    const uint64_t chunk = 4096;
+    for (uint64_t start = 0; start < count; start += chunk) {
+        uint64_t end = count - start < chunk ? count : start + chunk;
+        uint8_t found = 0;
+        for (uint64_t i = start; i < end; i++)
+            found |= (codes[i] & mask) == value;
+        for (uint64_t i = start; found != 0 && i < end; i++)
+            if ((codes[i] & mask) == value)
+                return i;
+    }
+    return count;
+}
+
+static enum err refuse_at(struct format_case *c, const char *suffix, const char *what, uint64_t row,
+                          uint64_t column)
+{
+    return format_refuse(c, FORMAT_FAULT_BAD_VALUE, suffix, "%s at [%llu, %llu]", what,
+                         (unsigned long long)row, (unsigned long long)column);
+}
+
+/* E4M3 block scales are magnitudes, so a sign bit means corruption or another format. */
+static enum err check_scales(struct format_case *c, const struct op_quantised *w)
+{
+    const struct op_scales *s = &w->scales;
+    uint64_t rows = scale_rows(w), columns = scale_columns(w);
+    uint64_t bytes = s->dtype == OP_SCALE_F32 ? 4 : 2;
+    enum op_dtype dtype = OP_F16;
+    if (s->dtype == OP_SCALE_F32)
+        dtype = OP_F32;
+    else if (s->dtype == OP_SCALE_BF16)
+        dtype = OP_BF16;
+    for (uint64_t row = 0; row < rows; row++) {
+        const uint8_t *codes = (const uint8_t *)s->data;
+        uint64_t column = columns;
+        const char *what = "not finite";
+        if (s->dtype == OP_SCALE_E8M0) {
+            column = find_code(codes + row * s->stride, columns, 0xff, OP_E8M0_NAN);
+            what = "NaN";
+        } else if (s->dtype == OP_SCALE_E4M3) {
+            column = find_code(codes + row * s->stride, columns, 0x80, 0x80);
+            what = "negative";
+            if (column == columns) {
+                column = find_code(codes + row * s->stride, columns, 0xff, 0x7f);
+                what = "NaN";
+            }
+        } else {
+            column = find_not_finite(codes + row * s->stride * bytes, dtype, columns);
+        }
+        if (column < columns)
+            return refuse_at(c, c->info->scale, what, row, column);
+    }
+    return ERR_OK;
+}
+
+static enum err check_global(struct format_case *c, const struct op_quantised *w)
+{
+    if (w->format == OP_FORMAT_NVFP4 && !(isfinite(w->global) && w->global > 0))
+        return format_refuse(c, FORMAT_FAULT_BAD_VALUE, c->info->global,
+                             "%g, not finite and positive", (double)w->global);
+    return ERR_OK;
+}
+
+static enum err check_codes(struct format_case *c, const struct op_quantised *w)
+{
+    for (uint32_t row = 0; row < w->out; row++) {
+        const uint8_t *codes = w->codes + row * w->row_bytes;
+        uint64_t column = w->in;
+        if (w->format == OP_FORMAT_FP8 || w->format == OP_FORMAT_MXFP8)
+            column = find_code(codes, w->in, OP_E4M3_NAN_MASK, OP_E4M3_NAN_MASK);
+        else if (w->format == OP_FORMAT_PLAIN)
+            column = find_not_finite(codes, w->dtype, w->in);
+        if (column < w->in)
+            return refuse_at(c, c->info->weight,
+                             w->format == OP_FORMAT_PLAIN ? "not finite" : "NaN", row, column);
+    }
+    return ERR_OK;
+}
+
+static enum err check_vector(struct format_case *c, const char *suffix, const void *data,
+                             enum op_dtype dtype, uint64_t count)
+{
+    uint64_t at = data != NULL ? find_not_finite(data, dtype, count) : count;
+    if (at < count)
+        return format_refuse(c, FORMAT_FAULT_BAD_VALUE, suffix, "not finite at [%llu]",
+                             (unsigned long long)at);
+    return ERR_OK;
+}
+
+static enum err check_all(struct format_case *c, const struct op_quantised *w)
+{
+    if (w->format == OP_FORMAT_EXL3) {
+        TRY(check_vector(c, "suh", w->suh, OP_F16, op_exl3_padded(w->in)));
+        TRY(check_vector(c, "svh", w->svh, OP_F16, op_exl3_padded(w->out)));
+    } else {
+        if (w->format != OP_FORMAT_PLAIN)
+            TRY(check_scales(c, w));
+        TRY(check_global(c, w));
+        TRY(check_codes(c, w));
+    }
+    return check_vector(c, "bias", w->bias, w->bias_dtype, w->out);
+}
+
+enum err format_check_values(const char *prefix, const struct format_info *info,
+                             const struct op_quantised *weight, enum format_fault *ret_fault,
+                             struct err_detail *detail)
+{
+    CHECK(weight->out == info->out && weight->in == info->in);
+    struct format_info copy = *info;
+    struct format_case c = {
+        .prefix = prefix, .out = info->out, .in = info->in, .info = &copy, .detail = detail};
+    enum err e = check_all(&c, weight);
+    *ret_fault = c.fault;
+    return e;
+}
+
+uint64_t format_bytes(const struct op_quantised *w)
+{
+    if (w->format == OP_FORMAT_EXL3) {
+        uint64_t in = op_exl3_padded(w->in), out = op_exl3_padded(w->out);
+        uint64_t sides = (w->suh != NULL ? 2 * in : in / 8) + (w->svh != NULL ? 2 * out : out / 8);
+        return in * out / OP_EXL3_TILE_WEIGHTS * 2 * op_exl3_tile_u16(w->half_bits) + sides;
+    }
+    bool fp4 = w->format == OP_FORMAT_MXFP4 || w->format == OP_FORMAT_NVFP4;
+    uint64_t row = fp4 ? w->in / 2 : w->in;
+    if (w->format == OP_FORMAT_PLAIN)
+        return (uint64_t)w->out * w->in * op_dtype_bytes(w->dtype);
+    uint64_t each = 1;
+    if (w->scales.dtype == OP_SCALE_F32)
+        each = 4;
+    else if (w->scales.dtype == OP_SCALE_BF16 || w->scales.dtype == OP_SCALE_F16)
+        each = 2;
+    return w->out * row + scale_rows(w) * scale_columns(w) * each +
+           (w->format == OP_FORMAT_NVFP4 ? sizeof(w->global) : 0);
+}
