@@ -321,7 +321,10 @@ void rt_gateways_tick(struct rt_core *c)
             c->stats.gateways_lost++;
             gateway_cancel(c, g);
         }
-        if (g->lost && g->request_count == 0 && silent_us > RT_FORGET_US)
-            rt_table_gateway_remove(c->table, g);
+        if (!g->lost || silent_us <= RT_FORGET_US)
+            continue;
+        requests_forget(c, g, UINT64_MAX, 0); /* ends that could not be sent to it */
+        CHECK(g->request_count == 0);
+        rt_table_gateway_remove(c->table, g);
     }
 }

@@ -295,6 +295,6 @@ void rt_request_tick(struct rt_core *c, struct rt_request *r)
     }
     /* What came back unsent is tried again here. */
     bool lacks = r->delivered < r->output_count || (r->state == RT_DONE && !r->finish_sent);
-    if (lacks && r->gateway != NULL)
+    if (lacks && r->gateway != NULL && !r->gateway->lost)
         rt_todo(c, r);
 }

@@ -194,13 +194,13 @@ void rt_on_tokens(struct rt_core *c, struct rt_worker *w, const struct msg *m)
 void rt_on_unsent_tokens(struct rt_core *c, const struct msg_id *id, uint32_t seq)
 {
     struct rt_request *r = rt_store_find(c->store, id);
-    if (r == NULL || r->gateway == NULL || r->gateway->lost)
+    if (r == NULL || r->gateway == NULL)
         return;
     if (r->unstored) {
         rt_request_cancel(c, r);
         return;
     }
-    /* Tried again at the next tick, until the gateway counts as silent. */
+    /* Tried again at the next tick, while the gateway is heard. */
     if (seq < r->delivered)
         r->delivered = seq;
     r->finish_sent = false;

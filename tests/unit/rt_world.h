@@ -749,6 +749,14 @@ static inline void gateway_run(struct world *w, uint32_t i)
         gateway_msg(w, i, &m);
     if (w->now_us - g->announce_us >= 500000 || g->announce_us == 0)
         announce(w, i);
+    for (uint32_t n = 0; n < STREAMS; n++) {
+        struct stream *s = &g->streams[n];
+        if (s->state != S_SENT || w->now_us - s->sent_us < 10000000)
+            continue;
+        stream_cancel(w, i, s);
+        s->state = S_OVER;
+        s->reply = ERR_TIMEOUT;
+    }
 }
 
 /* ---- time ---- */
