@@ -19,7 +19,9 @@ static void evaluate(const char *directory, const char *golden, const struct how
     test_path(path, sizeof(path), golden);
     snprintf(file, sizeof(file), "%s/golden.safetensors", path);
     assert_int_equal(safetensors_open_file(file, &set, &detail), ERR_OK);
-    struct eval_options options = {path, how->slice_rows, how->slice_layers};
+    char model_path[1024];
+    test_path(model_path, sizeof(model_path), directory);
+    struct eval_options options = {model_path, path, how->slice_rows, how->slice_layers};
     enum err e = eval_random(m, set, &options, &cases, &failed, &detail);
     if (e == ERR_OK)
         e = eval_trained(m, set, &options, &cases, &failed, &detail);

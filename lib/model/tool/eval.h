@@ -13,7 +13,8 @@ struct safetensors;
 struct safetensors_tensor;
 
 struct eval_options {
-    const char *golden;    /* directory */
+    const char *directory; /* of the model */
+    const char *golden;    /* of the vectors */
     uint32_t slice_rows;   /* 0 = whole prompts up to 512 rows */
     uint32_t slice_layers; /* 0 = all */
 };
