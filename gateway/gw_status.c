@@ -154,6 +154,18 @@ static void take_lines(struct peer *p, const struct redis_value *value)
     str_fini(&raw);
 }
 
+#define ARGUMENTS_MAX 6
+
+static enum err command(struct gw_status *t, redis_fn fn, void *arg, int argc,
+                        const char *const *argv)
+{
+    size_t bytes[ARGUMENTS_MAX];
+    CHECK(argc <= ARGUMENTS_MAX);
+    for (int i = 0; i < argc; i++)
+        bytes[i] = strlen(argv[i]);
+    return redis_command(t->shell->redis, fn, arg, argc, argv, bytes);
+}
+
 static void on_hash(void *arg, enum err e, const struct redis_value *value)
 {
     struct peer *p = arg;
@@ -202,7 +214,7 @@ static void fetch_peer(struct gw_status *t, const struct redis_value *key)
         return;
     p->seen = true;
     const char *argv[] = {"HGETALL", p->key};
-    (void)!redis_command(t->shell->redis, on_hash, p, 2, argv, NULL);
+    (void)!command(t, on_hash, p, 2, argv);
 }
 
 /* A process that left no key has gone: its lines go too. */
@@ -241,7 +253,7 @@ static void scan(struct gw_status *t, const char *cursor)
     char pattern[160];
     snprintf(pattern, sizeof(pattern), "%s*", t->prefix);
     const char *argv[] = {"SCAN", cursor, "MATCH", pattern, "COUNT", "1000"};
-    if (redis_command(t->shell->redis, on_scan, t, 6, argv, NULL) != ERR_OK)
+    if (command(t, on_scan, t, 6, argv) != ERR_OK)
         t->scanning = false;
 }
 
