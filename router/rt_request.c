@@ -88,8 +88,12 @@ void rt_request_finish(struct rt_core *c, struct rt_request *r, enum msg_finish 
     r->finish = (struct msg_tokens){.finish = finish, .code = code};
     receipt_set(r, finish, receipt);
     count_finish(c, r, finish);
+    if (finish == MSG_FINISH_CANCELLED) { /* nothing of it will be delivered or resumed */
+        rt_chain_free(c->store, &r->ids);
+        rt_chain_free(c->store, &r->bias);
+    }
     rt_link_insert_before(&c->done, &r->done);
-    rt_todo(c, r);
+    rt_pend(c, r);
 }
 
 void rt_request_cancel(struct rt_core *c, struct rt_request *r)
@@ -104,7 +108,7 @@ void rt_request_cancel(struct rt_core *c, struct rt_request *r)
         r->send_assign = false;
         r->send_cancel = true;
         r->cancel_us = c->now_us;
-        rt_todo(c, r);
+        rt_pend(c, r);
         break;
     case RT_CANCELLING:
         r->again = false;
@@ -154,7 +158,7 @@ void rt_request_release(struct rt_core *c, struct rt_request *r)
     CHECK(r->state == RT_DONE);
     rt_gateway_leave(r);
     rt_link_remove(&r->done);
-    rt_link_remove(&r->todo);
+    rt_link_remove(&r->pending);
     rt_store_give(c->store, &r);
 }
 
@@ -249,7 +253,7 @@ bool rt_request_work(struct rt_core *c, struct rt_request *r)
     }
     if (r->state == RT_DONE && !r->finish_sent && !finish_send(c, r))
         return false;
-    rt_link_remove(&r->todo);
+    rt_link_remove(&r->pending);
     return true;
 }
 
@@ -273,7 +277,7 @@ void rt_request_tick(struct rt_core *c, struct rt_request *r)
     case RT_RUNNING:
         if (!r->acked && !r->unstored && c->now_us - r->assigned_us > RT_ACK_US_MAX) {
             r->send_assign = true;
-            rt_todo(c, r);
+            rt_pend(c, r);
         }
         break;
     case RT_CANCELLING:
@@ -296,5 +300,5 @@ void rt_request_tick(struct rt_core *c, struct rt_request *r)
     /* What came back unsent is tried again here. */
     bool lacks = r->delivered < r->output_count || (r->state == RT_DONE && !r->finish_sent);
     if (lacks && r->gateway != NULL && !r->gateway->lost)
-        rt_todo(c, r);
+        rt_pend(c, r);
 }
