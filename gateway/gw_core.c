@@ -443,6 +443,11 @@ static void on_tokens(struct gw_core *c, const struct gw_event *e)
         return;
     }
     leg_accept(c, leg, 0); /* tokens may come before the reply after a router restart */
+    if (!c->flows[l->flow].accepted) {
+        /* Another choice is not accepted yet, so the answer may not begin: asked for again later. */
+        l->retry_us = c->now_us + RETRY_US;
+        return;
+    }
     uint32_t skip = l->have - (t->seq < l->have ? t->seq : l->have);
     if (skip > t->count)
         skip = t->count;
