@@ -222,6 +222,7 @@ void rt_place(struct rt_core *c)
         r->queue_us += c->now_us - r->queued_us;
         r->state = RT_RUNNING;
         r->acked = false;
+        bool first = r->assigned_us == 0;
         rt_worker_join(w, r);
         if (!rt_assign_send(c, r)) { /* no room for its ids in this step */
             rt_worker_leave(r);
@@ -231,7 +232,7 @@ void rt_place(struct rt_core *c)
             c->actions->more = true;
             return;
         }
-        if (r->attempt == 0)
+        if (first)
             rt_observe(c, RT_OBSERVE_QUEUE_US, (double)r->queue_us);
         r->attempt++;
         CHECK(w->request_count <= w->info.seqs_max && rt_worker_usable(w));

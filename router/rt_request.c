@@ -44,7 +44,8 @@ static void receipt_set(struct rt_request *r, enum msg_finish finish,
     /* A worker knows only its own part of a resumed request. */
     t->receipt.prompt_tokens = r->prompt_count;
     t->receipt.output_tokens = r->output_count;
-    t->receipt.resumed += r->resumed;
+    /* ... and counts the one that brought it the request. */
+    t->receipt.resumed += receipt != NULL && r->resumed > 0 ? r->resumed - 1 : r->resumed;
     t->receipt.queue_us += r->queue_us;
 }
 
@@ -141,6 +142,8 @@ void rt_request_requeue(struct rt_core *c, struct rt_request *r, bool lost)
         r->losses++;
         r->resumed++;
     }
+    if (!lost && r->attempt > 0)
+        r->attempt--; /* it was not taken */
     if (r->gateway == NULL)
         rt_request_finish(c, r, MSG_FINISH_CANCELLED, ERR_OK, NULL);
     else if (rt_request_full(c, r))
