@@ -55,7 +55,7 @@ def test_needle():
                    "The old bridge was painted again last summer.",
                    "They keep the island lamp burning all night."]
         for codes, filler in ((1, 2), (2, 0), (3, 4), (4, 12), (4, 60)):
-            pairs = random.sample([(a, b) for a in colours for b in animals], codes)
+            pairs = list(zip(random.sample(colours, codes), random.sample(animals, codes)))
             code = {pair: str(random.randrange(1000, 9999)) for pair in pairs}
             lines = [f"The code of the {a} {b} is {code[(a, b)]}." for a, b in pairs] + [
                 random.choice(fillers) for _ in range(filler)]
