@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* worker/wk_cost.h - online fit of a step's time over rows, context and share of the layers.
  *
- * Loop thread.  Pure.  One per plan kind.  us = a + f (b + c rows + d rows context), all terms >= 0,
- * by least squares of the relative error with forgetting: what the machine did last counts most.
- * A weak pull towards the prior keeps terms in place that the recent steps say nothing about. */
+ * Loop thread.  Pure.  One per plan kind.  us = a + f (b + c rows + d rows context), no term
+ * negative, by least squares of the relative error with forgetting: what the machine did last
+ * counts most.  A weak pull towards the prior keeps terms in place that the recent steps say nothing about. */
 #ifndef WORKER_WK_COST_H
 #define WORKER_WK_COST_H
 
