@@ -12,9 +12,24 @@
 
 /* Ops with a fast variant in every instruction set. */
 #define OP_FAST_LIST(X)                                                                            \
+    X(rms_norm)                                                                                    \
+    X(l2norm)                                                                                      \
+    X(layer_norm)                                                                                  \
     X(linear)                                                                                      \
     X(grouped_linear)                                                                              \
-    X(mla_value)
+    X(mhc_pre)                                                                                     \
+    X(mhc_post)                                                                                    \
+    X(stream_mean)                                                                                 \
+    X(swiglu)                                                                                      \
+    X(moe_combine)                                                                                 \
+    X(short_conv)                                                                                  \
+    X(kda_gates)                                                                                   \
+    X(kda)                                                                                         \
+    X(kda_out)                                                                                     \
+    X(mla_absorb)                                                                                  \
+    X(mla_attend)                                                                                  \
+    X(mla_value)                                                                                   \
+    X(index_score)
 
 #define OP_FAST_NAME_(name, isa) op_##name##_fast_##isa
 #define OP_FAST_NAME(name, isa)  OP_FAST_NAME_(name, isa)

@@ -15,8 +15,9 @@
 #include "kernels/op_dtype.h"
 #include "lib/base/check.h"
 
-#define PACK_ROWS   144 /* rows of x packed together: 288 KiB */
-#define ROWS_DIRECT 2   /* up to here packing costs more than it saves */
+#define PACK_ROWS   144              /* rows of x packed together: 297 KiB */
+#define PACK_STRIDE (DOT_BLOCK + 16) /* rows must not all begin in the same cache set */
+#define ROWS_DIRECT 2                /* up to here packing costs more than it saves */
 
 /* Outputs of one weight matrix for `rows` rows.  x row r is the one numbered x_rows[r], or
  * x_first + r without a table. */
@@ -34,22 +35,6 @@ struct linear_job {
 static const float *job_x(const struct linear_job *j, uint32_t r)
 {
     return j->x + (j->x_rows != NULL ? j->x_rows[r] : j->x_first + r) * j->x_stride;
-}
-
-VF_INLINE vf weights_at(const void *w, uint64_t i, enum op_dtype dtype)
-{
-    if (dtype == OP_F32)
-        return vf_load((const float *)w + i);
-    const uint16_t *half = (const uint16_t *)w + i;
-    return dtype == OP_BF16 ? vf_from_bf16(half) : vf_from_f16(half);
-}
-
-VF_INLINE vf weights_at_n(const void *w, uint64_t i, enum op_dtype dtype, uint32_t n)
-{
-    float lane[VF_LANES] = {0};
-    struct op_weight all = {w, dtype};
-    op_widen(&all, i, n, lane);
-    return vf_load(lane);
 }
 
 /* One block of `outs` weight rows against `rows` rows of x, all where they lie.
@@ -147,24 +132,8 @@ static void direct(const struct linear_job *j, uint32_t o, uint32_t end)
         direct_dtype(j, OP_F16, o, end);
 }
 
-/* Elements [first, first + n) of a weight row, zeros up to a whole vector. */
-static void widen_row(const struct op_weight *w, uint64_t first, uint32_t n, float *out)
-{
-    uint32_t i = 0;
-    for (; i + VF_LANES <= n; i += VF_LANES) {
-        if (w->dtype == OP_BF16)
-            vf_store(out + i, weights_at(w->data, first + i, OP_BF16));
-        else if (w->dtype == OP_F32)
-            vf_store(out + i, weights_at(w->data, first + i, OP_F32));
-        else
-            vf_store(out + i, weights_at(w->data, first + i, OP_F16));
-    }
-    if (i < n)
-        vf_store(out + i, weights_at_n(w->data, first + i, w->dtype, n - i));
-}
-
 static void pack_rows(const struct linear_job *j, uint32_t row, uint32_t rows, uint32_t i,
-                      uint32_t n, float (*pack)[DOT_BLOCK])
+                      uint32_t n, float (*pack)[PACK_STRIDE])
 {
     for (uint32_t r = 0; r < rows; r++) {
         const float *x = job_x(j, row + r) + i;
@@ -175,13 +144,17 @@ static void pack_rows(const struct linear_job *j, uint32_t row, uint32_t rows, u
 
 /* Packed rows [row, row + rows) against `outs` widened weight rows; adds to or sets y. */
 static void packed_outs(const struct linear_job *j, uint32_t row, uint32_t rows,
-                        float (*pack)[DOT_BLOCK], float (*w)[DOT_BLOCK], uint32_t n, uint32_t o,
+                        float (*pack)[PACK_STRIDE], float (*w)[PACK_STRIDE], uint32_t n, uint32_t o,
                         uint32_t outs, bool add)
 {
+    const float *ws[DOT_OUTS] = {w[0], w[1], w[2], w[3]};
     for (uint32_t r = 0; r < rows; r += VF_ROWS) {
         uint32_t count = rows - r < VF_ROWS ? rows - r : VF_ROWS;
+        const float *xs[VF_ROWS];
         vf4 sums[VF_ROWS];
-        dot_tile_rows(pack[r], DOT_BLOCK, w[0], DOT_BLOCK, n, count, sums);
+        for (uint32_t k = 0; k < VF_ROWS; k++)
+            xs[k] = pack[r + (k < count ? k : 0)];
+        dot_tile_rows(xs, ws, n, count, sums);
         for (uint32_t k = 0; k < count; k++) {
             float *y = j->y + (row + r + k) * j->y_stride + o;
             if (outs == DOT_OUTS) {
@@ -199,8 +172,8 @@ static void packed_outs(const struct linear_job *j, uint32_t row, uint32_t rows,
 
 static void packed(const struct linear_job *j, uint32_t begin, uint32_t end)
 {
-    _Alignas(64) float pack[PACK_ROWS][DOT_BLOCK];
-    _Alignas(64) float w[DOT_OUTS][DOT_BLOCK];
+    _Alignas(64) float pack[PACK_ROWS][PACK_STRIDE];
+    _Alignas(64) float w[DOT_OUTS][PACK_STRIDE];
     for (uint32_t row = 0; row < j->rows; row += PACK_ROWS) {
         uint32_t rows = j->rows - row < PACK_ROWS ? j->rows - row : PACK_ROWS;
         for (uint32_t i = 0; i < j->in; i += DOT_BLOCK) {
@@ -210,7 +183,8 @@ static void packed(const struct linear_job *j, uint32_t begin, uint32_t end)
             for (uint32_t o = begin; o < end; o += DOT_OUTS) {
                 uint32_t outs = end - o < DOT_OUTS ? end - o : DOT_OUTS;
                 for (uint32_t k = 0; k < DOT_OUTS; k++) /* missing outputs repeat the last */
-                    widen_row(j->w, (uint64_t)(o + (k < outs ? k : outs - 1)) * j->in + i, n, w[k]);
+                    widen_ahead(j->w, (uint64_t)(o + (k < outs ? k : outs - 1)) * j->in + i, n,
+                                (uint64_t)DOT_OUTS * j->in, w[k]);
                 packed_outs(j, row, rows, pack, w, padded, o, outs, i != 0);
             }
         }
