@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/op_table.h - one table of ops: the reference fills every slot, better variants replace it.
+/* kernels/op_table.h - one table of ops: the reference fills every slot, variants replace it.
  *
  * Pure.  Callers use ops->x(&args, ctx) and never ask which device they run on. */
 #ifndef KERNELS_OP_TABLE_H
