@@ -100,6 +100,8 @@ struct gw_shell {
     struct loop_timer *tick_timer;
     struct arena wire_in, wire_out;
     uint64_t incarnation, announced_us;
+    uint64_t connected_us;
+    bool reconnected; /* since the last RouterState */
     struct gw_router router;
     struct msg_id *live_ids;
     uint32_t *resubmit_ids; /* prompt and output of one leg, taken when first needed */
