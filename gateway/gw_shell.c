@@ -18,6 +18,7 @@
 #include "proto/wire.h"
 
 #define TICK_US           100000u
+#define DRAIN_GRACE_US    300000u
 #define RECONNECT_US      3000000u
 #define ANNOUNCE_US       500000u
 #define QUEUE_MAX         65536u
@@ -291,13 +292,18 @@ static void on_message(void *arg, const struct bus_peer *peer, const struct bus_
 
 /* ---- time ---- */
 
+/* Running answers may go on until the deadline, then they end with an error; what has been written
+ * gets a moment to leave. */
 static void check_drained(struct gw_shell *s, uint64_t now_us)
 {
-    bool late = now_us >= s->drain_until_us;
-    if (late && s->live_count > 0)
-        gw_exchange_fail_all(s, ERR_DRAINING);
-    bool idle = s->live_count == 0 && gw_http_stats(s->http)->connections == 0;
-    if (s->drained && (idle || late)) {
+    if (s->live_count > 0) {
+        if (now_us >= s->drain_until_us)
+            gw_exchange_fail_all(s, ERR_DRAINING);
+        s->idle_since_us = now_us;
+        return;
+    }
+    bool gone = gw_http_stats(s->http)->connections == 0;
+    if (s->drained && (gone || now_us - s->idle_since_us >= DRAIN_GRACE_US)) {
         void (*fn)(void *arg) = s->drained;
         s->drained = NULL;
         fn(s->drained_arg);
@@ -353,6 +359,7 @@ void gw_shell_drain(struct gw_shell *s, void (*fn)(void *arg), void *arg)
 {
     CHECK_OBJ(s, GW_SHELL_MAGIC);
     s->draining = true;
+    s->idle_since_us = loop_now_us(s->loop);
     s->drain_until_us = loop_now_us(s->loop) + s->params->drain_ms * 1000ull;
     s->drained = fn;
     s->drained_arg = arg;

@@ -123,7 +123,7 @@ struct gw_shell {
     uint32_t key_count;
     char keys[GW_KEYS_MAX][GW_KEY_BYTES_MAX];
     bool draining;
-    uint64_t drain_until_us;
+    uint64_t drain_until_us, idle_since_us;
     void (*drained)(void *arg);
     void *drained_arg;
 };
