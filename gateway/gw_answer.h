@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gateway/gw_answer.h - from token ids to an answer: text, reasoning, calls, counts, one choice each.
+/* gateway/gw_answer.h - from token ids to an answer: text, reasoning, calls and counts by choice.
  *
- * Owned by the loop thread.  Pure but for the memory it grows: per choice a parser and, for an answer
- * in one piece, its text (bounded by text_bytes_max).  A streamed answer leaves as events through
- * `event`, a whole one is written at the end; both are made of the same deltas. */
+ * Owned by the loop thread.  Pure but for the memory it grows: per choice a parser and, for an
+ * answer in one piece, its text (bounded by text_bytes_max).  A streamed answer leaves as events
+ * through `event`, a whole one is written at the end; both are made of the same deltas. */
 #ifndef GATEWAY_GW_ANSWER_H
 #define GATEWAY_GW_ANSWER_H
 
@@ -88,8 +88,8 @@ void gw_answer_fini(struct gw_answer *a);
 /* All choices are accepted: fixes the fingerprint, and for a stream sends the first chunks. */
 void gw_answer_begin(struct gw_answer *a, const struct gw_receipt *known, uint64_t now_us);
 
-/* New tokens t->ids[skip..] of a choice.  True: the choice is complete before the engine says so (a
- * stop string, or the one call that is allowed): its generation is to be cancelled, and it is over. */
+/* New tokens t->ids[skip..] of a choice.  True: the choice is complete before the engine says so
+ * (a stop string, or the one call that is allowed): it is over, the generation to be cancelled. */
 bool gw_answer_tokens(struct gw_answer *a, uint32_t choice, const struct msg_tokens *t,
                       uint32_t skip, uint64_t now_us);
 /* The engine's end of a choice; receipt may be NULL.  Nothing happens if it is over already. */

@@ -60,7 +60,7 @@ struct gw_request {
     uint32_t prompt_count;
     uint32_t n;
     uint32_t choice_count; /* prompt_count * n */
-    uint32_t max_tokens;                /* 0 = what is left of the window */
+    uint32_t max_tokens;   /* 0 = what is left of the window */
     uint32_t min_tokens;
 
     /* how the answer is cut and shaped */

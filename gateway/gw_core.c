@@ -444,7 +444,7 @@ static void on_tokens(struct gw_core *c, const struct gw_event *e)
     }
     leg_accept(c, leg, 0); /* tokens may come before the reply after a router restart */
     if (!c->flows[l->flow].accepted) {
-        /* Another choice is not accepted yet, so the answer may not begin: asked for again later. */
+        /* Another choice is not accepted yet, the answer may not begin: asked for again later. */
         l->retry_us = c->now_us + RETRY_US;
         return;
     }

@@ -133,8 +133,8 @@ static void conn_enter(struct gw_http_request *c, enum conn_state state)
     c->since_us = c->http->now_us;
 }
 
-/* Too much unread input while the handler works: stop reading, and let the kernel tell of a hang-up.
- * A read watermark will not do: libevent then calls back without end. */
+/* Too much unread input while the handler works: stop reading, and let the kernel tell of a
+ * hang-up.  A read watermark will not do: libevent then calls back without end. */
 static void conn_pause_reading(struct gw_http_request *c, bool pause)
 {
     if (pause == c->reading_paused)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gateway/gw_http.h - strict HTTP/1.1 server on libevent bufferevents.
  *
- * Owned by the loop thread.  Bounded by the options: connections, header bytes and fields, body bytes
- * each and together, output bytes waiting per connection.  One request at a time per connection;
- * pipelined ones wait unread.  The handler gets a request whose framing is beyond doubt; every other
- * one is answered here, in JSON.  A client that hangs up, also half, is told to the handler at once,
- * always from the loop and never from inside a call of these functions. */
+ * Owned by the loop thread.  Bounded by the options: connections, header bytes and fields, body
+ * bytes each and together, output bytes waiting per connection.  One request at a time per
+ * connection; pipelined ones wait unread.  The handler gets a request whose framing is beyond
+ * doubt; every other one is answered here, in JSON.  A client that hangs up, also half, is told to
+ * the handler at once, always from the loop and never from inside a call of these functions. */
 #ifndef GATEWAY_GW_HTTP_H
 #define GATEWAY_GW_HTTP_H
 

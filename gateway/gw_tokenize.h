@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gateway/gw_tokenize.h - threads that take bodies apart: JSON, checks, template, token ids.
  *
- * Owned by the loop thread, which pushes jobs and gets them back by a call on the loop.  Each thread
- * has two bounded rings (jobs in, jobs out) and shares nothing else but the immutable checkpoint.
+ * Owned by the loop thread, which pushes jobs and gets them back by a call on the loop.  Each
+ * thread has two bounded rings (jobs in, jobs out) and shares nothing else but the checkpoint,
+ * which does not change.
  * A job belongs to its thread from push until it comes back. */
 #ifndef GATEWAY_GW_TOKENIZE_H
 #define GATEWAY_GW_TOKENIZE_H

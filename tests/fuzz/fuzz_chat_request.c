@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bodies of chat, completions, tokenize and detokenize (the first byte chooses) to the internal form,
- * and the refusal to JSON. */
+/* Bodies of chat, completions, tokenize and detokenize (the first byte chooses) to the internal
+ * form, and the refusal to JSON. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The HTTP layer on a socket pair: bytes of a client, cut as the first byte says, with handlers that
- * answer at once, later, in pieces or never.  After the client has gone nothing may be left. */
+/* The HTTP layer on a socket pair: bytes of a client, cut as the first byte says, with handlers
+ * that answer at once, later, in pieces or never.  After the client has gone nothing is left. */
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -192,7 +192,7 @@ static void read_request(enum gw_endpoint endpoint, const char *body)
         fail_msg("%s: %s", body, refusal.message);
 }
 
-/* Sends the ids in messages of at most piece tokens (0 = random sizes); returns true if it was cut. */
+/* Sends the ids in messages of at most piece tokens (0 = random sizes); true if it was cut. */
 static bool run_answer(const uint32_t *ids, uint32_t count, uint32_t piece, uint32_t finish)
 {
     struct gw_answer a;

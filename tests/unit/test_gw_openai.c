@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gateway/gw_openai*: every field malformed is refused by name, and good requests come out whole. */
+/* gateway/gw_openai*: every malformed field is refused by name, good requests come out whole. */
 #include "tests/unit/golden_lines.h"
 
 #include <math.h>
