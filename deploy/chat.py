@@ -4,6 +4,7 @@
 import argparse
 import http.client
 import json
+import os
 import sys
 import threading
 import time
@@ -61,8 +62,11 @@ def ask(url, body):
     content, reasoning, calls, printed = [], [], {}, ""
     with Progress() as progress:
         try:
-            connection.request("POST", "/v1/chat/completions", json.dumps(body),
-                               {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json"}
+            key = os.environ.get("TANDEM_API_KEYS", "").replace(",", " ").split()
+            if key:
+                headers["Authorization"] = "Bearer " + key[0]
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
             response = connection.getresponse()
         except OSError as error:
             progress.done()
