@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kernels/cpu/op_fast.h - entry points of the variants per instruction set.
  *
- * Called through the op table only, after op_cpu.h has said that the processor has them.  Two kinds:
+ * Called through the op table only, after op_cpu.h has said that the processor has them.  Two
+ * kinds:
  * exact ones give the reference's bits; fast ones compute in f32 with fused multiply-add and are
  * row-invariant.  A fast file is compiled once per instruction set with -DOP_ISA=avx2 and the like,
  * and names its functions with OP_FAST. */

@@ -130,7 +130,7 @@ def test_gateway_killed_leaves_nothing_behind():
         old = c.kill("gateway")
         for thread in threads:
             thread.join(10)
-        wait_for("reclaimed", 4, lambda: c.health("worker")["ledger"]["live"] <= 1)
+        wait_for("reclaimed", 3, lambda: c.health("worker")["ledger"]["live"] <= 1)
         c.wait_restart("gateway", old)
         wait_for("ready", 10, c.ready)
         assert c.stream("Who are you?", temperature=0).finish == "stop"
@@ -142,10 +142,26 @@ def test_stopped_roles_turn_readiness_red():
     for role in ("router", "worker", "kvmgr", "gateway"):
         with Cluster() as c:
             pid = c.kill(role, signal.SIGSTOP)
-            wait_for(f"red with {role} stopped", 6, lambda: not c.ready())
+            wait_for(f"red with {role} stopped", 5, lambda: not c.ready())
             os.kill(pid, signal.SIGCONT)
             wait_for(f"green after {role}", 15, c.ready)
             assert c.stream("Who are you?", temperature=0).finish == "stop"
+
+
+def test_readiness_is_red_under_load_too():
+    """A stream that stands still is no sign of life."""
+    with Cluster() as c:
+        stream = threading.Thread(target=lambda: complete(
+            c, LONGEST["prompt"], ignore_eos=True, max_tokens=3000, timeout=120), daemon=True)
+        stream.start()
+        wait_for("running", 10, lambda: c.health("worker")["seqs_live"] >= 1)
+        assert c.ready()
+        pid = c.kill("kvmgr", signal.SIGSTOP)
+        wait_for("red with kvmgr stopped", 6, lambda: not c.ready())
+        os.kill(pid, signal.SIGCONT)
+        wait_for("green again", 15, c.ready)
+        stream.join(90)
+        assert not stream.is_alive(), "the stream hangs"
 
 
 def test_killed_router_worker_kvmgr_lose_no_stream():

@@ -6,10 +6,10 @@ import random
 import time
 
 import cluster
-from cluster import Cluster, LONG
+from cluster import Cluster
 
 STREAMS = 200
-SECONDS = 60 if LONG else 24
+SECONDS = 60
 
 
 async def one_stream(port, index, end, results):
@@ -58,8 +58,7 @@ async def load(c, results):
     start = time.monotonic()
     end = start + SECONDS
     tasks = [asyncio.create_task(one_stream(c.port, i, end, results)) for i in range(STREAMS)]
-    mark = SECONDS / 3
-    await asyncio.sleep(mark)
+    await asyncio.sleep(SECONDS / 3)
     results["live"] = c.health("worker")["ledger"]["live"]
     results["early"] = {role: c.rss_kib(role) for role in ("gateway", "router")}
     await asyncio.sleep(max(0.0, end - 0.5 - time.monotonic()))
@@ -80,7 +79,7 @@ def test_two_hundred_streams():
           f"{results['late']}")
     assert not results["errors"], results["errors"][:5]
     assert not any(restarts), restarts
-    assert results["live"] >= STREAMS * 0.9, results["live"]
+    assert results["live"] >= STREAMS - 4, results["live"]
     assert max(results["longest"]) <= 5.0, max(results["longest"])
     for role in ("gateway", "router"):
         assert results["late"][role] <= 1.02 * results["early"][role], results

@@ -31,7 +31,7 @@ static void work(const void *arg, uint32_t begin, uint32_t end)
     }
 }
 
-/* Every item exactly once, with all sizes, short and long jobs, and pauses that let workers sleep. */
+/* Every item exactly once: all sizes, short and long jobs, pauses that let workers sleep. */
 static void test_items(void **state)
 {
     (void)state;
