@@ -128,7 +128,8 @@ static void on_reply(struct wk_core *core, const struct msg *m)
         wk_verify_usable(r->ids, count, core->options.vocab_size, core->options.has_token);
     core->stats.drafts_garbage += usable < count;
     CHECK(usable <= MSG_DRAFT_IDS_MAX);
-    memcpy(d->ids, r->ids, usable * sizeof *r->ids);
+    if (usable > 0) /* an answer without drafts has no array */
+        memcpy(d->ids, r->ids, usable * sizeof *r->ids);
     d->count = usable;
 }
 

@@ -683,7 +683,7 @@ static inline bool advance(struct world *w)
     if (now.msg.type == MSG_KV_EXTEND_REPLY)
         now.msg.u.kv_extend_reply.blocks = now.ids;
     if (now.msg.type == MSG_DRAFT_REPLY)
-        now.msg.u.draft_reply.ids = now.ids;
+        now.msg.u.draft_reply.ids = now.msg.u.draft_reply.ids_count > 0 ? now.ids : NULL;
     event_msg(w, &now.msg);
     return true;
 }
