@@ -48,13 +48,26 @@ static enum err readiness_check(struct rt_core *c)
     return ERR_OK;
 }
 
+/* Token memory that must be free for it; a stream that comes back may take the last of it. */
+static uint64_t store_words(const struct rt_core *c, const struct msg_request *q)
+{
+    uint64_t words = q->ids_count + 2ull * q->sampling.bias_count + 2ull * RT_PAGE_TOKENS;
+    uint64_t reserve = c->options.store_tokens_max / 32; /* for output of what is live */
+    return words + (q->ids_count > q->prompt_count ? 0 : reserve);
+}
+
 static enum err size_check(struct rt_core *c, const struct msg_request *q)
 {
     if (c->context_max != 0 && (uint64_t)q->prompt_count + 1 > c->context_max)
         return REFUSE(ERR_CONTEXT, "prompt has %u tokens, with one of output at most %u fit",
                       q->prompt_count, c->context_max);
-    if (q->ids_count + 2u * q->sampling.bias_count + 2u * RT_PAGE_TOKENS >
-        c->options.store_tokens_max)
+    /* What could never wait here is refused for good: to come back later would not help it. */
+    bool back = q->ids_count > q->prompt_count;
+    if (!back && q->ids_count > c->options.queue_tokens_max)
+        return REFUSE(ERR_TOO_LARGE,
+                      "prompt has %u tokens, at most %llu may wait (queue_tokens_max)",
+                      q->prompt_count, (unsigned long long)c->options.queue_tokens_max);
+    if (store_words(c, q) > c->options.store_tokens_max)
         return REFUSE(ERR_TOO_LARGE, "prompt has %u tokens, the router keeps at most %llu",
                       q->prompt_count, (unsigned long long)c->options.store_tokens_max);
     return ERR_OK;
@@ -63,10 +76,8 @@ static enum err size_check(struct rt_core *c, const struct msg_request *q)
 /* Streams that come back with tokens were admitted once and are only bounded by memory. */
 static enum err room_check(struct rt_core *c, const struct msg_request *q)
 {
-    uint64_t words = q->ids_count + 2ull * q->sampling.bias_count + 2ull * RT_PAGE_TOKENS;
-    uint64_t reserve = c->options.store_tokens_max / 32; /* for output of what is live */
     bool back = q->ids_count > q->prompt_count;
-    if (rt_store_free_tokens(c->store) < words + (back ? 0 : reserve))
+    if (rt_store_free_tokens(c->store) < store_words(c, q))
         return REFUSE(ERR_BUSY, "token memory is full");
     bool never = false;
     if (back || (rt_queue_count(c->queue) == 0 &&
@@ -80,6 +91,28 @@ static enum err room_check(struct rt_core *c, const struct msg_request *q)
     return ERR_OK;
 }
 
+/* Tokens that running requests still need: prompts not yet computed, and outputs as long as those
+ * of others were. */
+static uint64_t running_tokens(struct rt_core *c)
+{
+    uint64_t tokens = 0;
+    uint32_t mean = (uint32_t)c->rate.output_mean;
+    for (uint32_t i = 0; i < rt_table_workers_max(c->table); i++) {
+        struct rt_worker *w = rt_table_worker_at(c->table, i);
+        if (w == NULL || w->lost)
+            continue;
+        tokens += rt_worker_prompt_left(w);
+        for (struct rt_link *l = w->requests.next; l != &w->requests; l = l->next) {
+            const struct rt_request *r = rt_link_item(l, struct rt_request, place);
+            CHECK(r->worker == w);
+            uint32_t most = r->limits.output_tokens_max;
+            uint32_t wanted = most < mean ? most : mean;
+            tokens += wanted > r->output_count ? wanted - r->output_count : 0;
+        }
+    }
+    return tokens;
+}
+
 static void reply(struct rt_core *c, const struct rt_peer *peer, const struct msg_id *id,
                   enum err code)
 {
@@ -90,8 +123,9 @@ static void reply(struct rt_core *c, const struct rt_peer *peer, const struct ms
     if (code == ERR_OK)
         s->concurrency = running(c) + 1;
     if (err_retryable(code))
-        s->retry_after_ms = rt_rate_retry_ms(&c->rate, rt_queue_tokens(c->queue),
-                                             rt_queue_count(c->queue), &c->rng);
+        s->retry_after_ms =
+            rt_rate_retry_ms(&c->rate, rt_queue_tokens(c->queue) + running_tokens(c),
+                             rt_queue_count(c->queue), &c->rng);
     if (code == ERR_BUSY)
         c->stats.refused_busy++;
     else if (code == ERR_CONTEXT)

@@ -42,7 +42,8 @@ static void settle(struct rt_canary *c, enum rt_canary_verdict verdict,
     CHECK(c->active);
     c->active = false;
     c->verdict = verdict;
-    c->next_us = now_us + t->period_us;
+    /* Counted from the question: a slow answer must not stretch the period. */
+    c->next_us = c->sent_us + t->period_us > now_us ? c->sent_us + t->period_us : now_us;
     if (verdict == RT_CANARY_RIGHT)
         c->right_us = now_us;
     else

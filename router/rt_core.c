@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "router/rt_core_state.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "lib/base/check.h"
@@ -108,14 +109,17 @@ void rt_pend(struct rt_core *c, struct rt_request *r)
 
 /* ---- what the cluster looks like from here ---- */
 
+enum { RT_WHY_STALLED = 9, RT_WHY_KV = 10 }; /* these name the worker */
+
 bool rt_ready(struct rt_core *c, const char **ret_reason)
 {
     static const char *const reasons[] = {
-        "no worker has connected", "worker failed",        "worker is silent",
-        "worker is loading",       "worker is draining",   "worker publishes no canary",
-        "canary not answered yet", "canary answered late", "canary answered wrong",
+        "no worker has connected",  "worker failed",        "worker is silent",
+        "worker is loading",        "worker is draining",   "worker publishes no canary",
+        "canary not answered yet",  "canary answered late", "canary answered wrong",
+        "worker makes no progress", "kvmgr is silent",
     };
-    uint32_t worst = 0;
+    uint32_t worst = 0, worker = 0;
     for (uint32_t i = 0; i < rt_table_workers_max(c->table); i++) {
         const struct rt_worker *w = rt_table_worker_at(c->table, i);
         if (w == NULL)
@@ -133,15 +137,27 @@ bool rt_ready(struct rt_core *c, const char **ret_reason)
             why = 4;
         else if (w->info.state == MSG_WORKER_READY && w->info.canary_count == 0)
             why = 5;
+        else if (w->info.state == MSG_WORKER_READY && w->info.kv_state == RT_KV_SILENT)
+            why = RT_WHY_KV;
+        else if (w->info.state == MSG_WORKER_READY && w->stalled)
+            why = RT_WHY_STALLED;
         else if (w->info.state == MSG_WORKER_READY)
             why = w->canary.verdict == RT_CANARY_LATE    ? 7
                   : w->canary.verdict == RT_CANARY_WRONG ? 8
                                                          : 6;
-        if (why > worst)
+        if (why > worst) {
             worst = why;
+            worker = w->info.worker_id;
+        }
     }
     CHECK(worst < ARRAY_COUNT(reasons));
     *ret_reason = reasons[worst];
+    if (worst == RT_WHY_STALLED)
+        snprintf(c->reason, sizeof(c->reason), "worker %u makes no progress", worker);
+    else if (worst == RT_WHY_KV)
+        snprintf(c->reason, sizeof(c->reason), "worker %u: kvmgr is silent", worker);
+    if (worst >= RT_WHY_STALLED)
+        *ret_reason = c->reason;
     return false;
 }
 

@@ -26,6 +26,7 @@ struct rt_options {
     uint64_t no_worker_us_max; /* waiting without any usable worker */
     uint64_t canary_us;        /* period while idle */
     uint64_t canary_silence_us_max;
+    uint64_t progress_us_max; /* requests run and nothing is computed: not ready */
 };
 
 #define RT_WORKERS_MAX  16u

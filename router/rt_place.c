@@ -22,6 +22,7 @@ static void worker_lose(struct rt_core *c, struct rt_worker *w)
     CHECK(rt_link_alone(&w->requests) && w->request_count == 0);
     rt_canary_reset(&w->canary, c->now_us);
     w->idle_reports = 0;
+    rt_worker_progress(w, c->now_us);
     c->stats.workers_lost++;
 }
 
@@ -57,6 +58,26 @@ static bool canary_differs(const struct msg_worker_info *a, const struct msg_wor
            a->canary_output_count != b->canary_output_count;
 }
 
+/* Between two reports of one incarnation: was anything computed, and how much of prompts?  What the
+ * worker's loop can do alone (take, cancel) is no progress: the device may hang behind it. */
+static void reported(struct rt_core *c, struct rt_worker *w, const struct msg_worker_info *now)
+{
+    const struct msg_worker_info *was = &w->info;
+    CHECK(was->incarnation == now->incarnation);
+    bool dropped =
+        now->ledger.cancelled != was->ledger.cancelled || now->ledger.failed != was->ledger.failed;
+    uint64_t computed = 0;
+    if (!dropped && now->tokens_queued < was->tokens_queued)
+        computed = was->tokens_queued - now->tokens_queued;
+    rt_rate_done(&c->rate, computed);
+    rt_worker_prompt_counted(w, computed);
+    if (computed > 0 || now->step_us_last != was->step_us_last ||
+        now->decode_tokens_per_s != was->decode_tokens_per_s ||
+        now->prefill_tokens_per_s != was->prefill_tokens_per_s ||
+        now->ledger.finished != was->ledger.finished)
+        rt_worker_progress(w, c->now_us);
+}
+
 void rt_on_worker_state(struct rt_core *c, const struct rt_peer *peer, const struct msg *m)
 {
     const struct msg_worker_info *info = &m->u.worker;
@@ -84,6 +105,8 @@ void rt_on_worker_state(struct rt_core *c, const struct rt_peer *peer, const str
     }
     if (w->info.incarnation == info->incarnation && w->info.state != info->state)
         rt_trace(c, RT_TRACE_INFO, "worker state", peer, NULL, info->state);
+    if (w->info.incarnation == info->incarnation)
+        reported(c, w, info);
     if (canary_differs(&w->info, info) || w->info.state != info->state)
         rt_canary_reset(&w->canary, c->now_us);
     w->lost = false;
@@ -147,11 +170,23 @@ static void canary_tick(struct rt_core *c, struct rt_worker *w)
                  (c->now_us - w->canary.sent_us) / 1000);
         c->stats.canaries_failed++;
     }
-    bool wanted = w->request_count == 0 ||
-                  (w->canary.verdict != RT_CANARY_RIGHT && rt_worker_taken(w) < w->info.seqs_max);
+    bool doubt =
+        w->canary.verdict != RT_CANARY_RIGHT || c->now_us - w->progress_us >= c->options.canary_us;
+    bool wanted = w->request_count == 0 || (doubt && rt_worker_taken(w) < w->info.seqs_max);
     if (wanted && w->info.state == MSG_WORKER_READY && w->info.canary_count > 0 &&
         rt_canary_due(&w->canary, c->now_us))
         canary_send(c, w);
+}
+
+/* The gap between two tokens is what a user sees of a hang, whoever causes it. */
+static void stall_tick(struct rt_core *c, struct rt_worker *w)
+{
+    uint64_t still_us = c->now_us - w->progress_us;
+    CHECK(w->progress_us <= c->now_us);
+    if (w->stalled || w->request_count == 0 || still_us <= c->options.progress_us_max)
+        return;
+    w->stalled = true;
+    rt_trace(c, RT_TRACE_WARN, "worker makes no progress", &w->peer, NULL, still_us / 1000);
 }
 
 void rt_workers_tick(struct rt_core *c)
@@ -171,8 +206,10 @@ void rt_workers_tick(struct rt_core *c)
             rt_table_worker_remove(c->table, w);
             continue;
         }
-        if (!w->lost)
+        if (!w->lost) {
+            stall_tick(c, w);
             canary_tick(c, w);
+        }
         if (!rt_worker_usable(w))
             continue;
         c->ever_usable = true;
@@ -223,6 +260,10 @@ void rt_place(struct rt_core *c)
         r->state = RT_RUNNING;
         r->acked = false;
         bool first = r->assigned_us == 0;
+        /* Idle and not asked for longer than the period: that was no standstill. */
+        if (w->request_count == 0 && !w->canary.active &&
+            c->now_us - w->progress_us > c->options.canary_us)
+            w->progress_us = c->now_us - c->options.canary_us;
         rt_worker_join(w, r);
         if (!rt_assign_send(c, r)) { /* no room for its ids in this step */
             rt_worker_leave(r);

@@ -36,8 +36,9 @@ void rt_rate_tick(struct rt_rate *r, uint64_t now_us, bool busy)
     uint64_t width_us = now_us - r->window_us;
     if (width_us < WINDOW_US)
         return;
-    /* An idle second says nothing about how fast a busy one would be. */
-    if (r->window_busy && r->window_tokens > 0) {
+    /* An idle second says nothing about how fast a busy one would be; one in which nothing came of
+     * waiting work says a lot. */
+    if (r->window_busy) {
         double rate = (double)r->window_tokens * 1e6 / (double)width_us;
         if (r->tokens_per_s == 0)
             r->tokens_per_s = rate;

@@ -15,7 +15,7 @@ struct rt_rate {
     double tokens_per_s; /* smoothed over windows in which something waited or ran; 0 = unknown */
     double output_mean;  /* output tokens of a finished request, smoothed */
     uint64_t window_us;  /* begin of the current window */
-    uint64_t window_tokens; /* prompt and output tokens done in it */
+    uint64_t window_tokens; /* prompt and output tokens done in it; none counts, too */
     bool window_busy;       /* something ran during all of it */
 };
 
@@ -23,7 +23,8 @@ void rt_rate_init(struct rt_rate *r, uint64_t now_us);
 void rt_rate_done(struct rt_rate *r, uint64_t tokens);
 void rt_rate_finished(struct rt_rate *r, uint32_t output_tokens);
 void rt_rate_tick(struct rt_rate *r, uint64_t now_us, bool busy);
-/* Time to work off the backlog, rounded up to a second, 1 s to 5 min, plus up to 25 % jitter (at
+/* Time to work off the backlog (tokens that wait or still run, and the mean output of each of the
+ * waiting requests), rounded up to a second, 1 s to 5 min, plus up to 25 % jitter (at
  * least 1 s wide) so that the refused do not return together. */
 uint32_t rt_rate_retry_ms(const struct rt_rate *r, uint64_t waiting_tokens, uint32_t waiting,
                           struct rng *rng);

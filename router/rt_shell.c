@@ -208,6 +208,7 @@ static struct rt_core *core_create(const struct rt_params *p)
         .no_worker_us_max = p->no_worker_ms * 1000ull,
         .canary_us = p->canary_ms * 1000ull,
         .canary_silence_us_max = p->canary_silence_ms * 1000ull,
+        .progress_us_max = p->progress_ms_max * 1000ull,
     };
     return rt_core_create(&o);
 }

@@ -50,6 +50,8 @@ static bool canary_tokens(struct rt_core *c, struct rt_worker *w, const struct m
     enum rt_canary_verdict before = w->canary.verdict;
     if (!w->canary.active || !rt_canary_answer(&w->canary, &m->u.tokens, &w->info, &t, c->now_us))
         return true;
+    if (w->canary.right_us == c->now_us && w->canary.verdict == RT_CANARY_RIGHT)
+        rt_worker_progress(w, c->now_us);
     if (w->canary.verdict == RT_CANARY_WRONG) {
         c->stats.canaries_failed++;
         rt_trace(c, RT_TRACE_WARN, "canary answered wrong", &w->peer, NULL, w->canary.count);
@@ -82,10 +84,8 @@ static bool take_tokens(struct rt_core *c, struct rt_request *r, const struct ms
     if (t->count == 0)
         return true;
     CHECK(t->seq == r->output_count);
-    if (!r->first_token) {
-        r->first_token = true;
-        rt_rate_done(&c->rate, r->prompt_count);
-    }
+    if (!r->first_token)
+        rt_rate_done(&c->rate, rt_worker_prompt_done(r->worker, r));
     rt_rate_done(&c->rate, t->count);
     c->stats.tokens_in += t->count;
     if (!r->unstored && !rt_chain_append(c->store, &r->ids, t->ids, t->count)) {
@@ -165,6 +165,8 @@ void rt_on_tokens(struct rt_core *c, struct rt_worker *w, const struct msg *m)
         return;
     }
     CHECK(r->state == RT_RUNNING || r->state == RT_CANCELLING);
+    if (t->count > 0)
+        rt_worker_progress(w, c->now_us);
     r->acked = true;
     r->send_assign = false;
     if (r->state == RT_CANCELLING && !r->again) {

@@ -80,6 +80,7 @@ struct rt_worker *rt_table_worker_add(struct rt_table *t, const struct rt_peer *
         w->magic = WORKER_MAGIC;
         w->peer = *peer;
         w->heard_us = now_us;
+        w->progress_us = now_us;
         rt_link_init(&w->requests);
         rt_canary_reset(&w->canary, now_us);
         return w;
@@ -189,7 +190,48 @@ bool rt_worker_usable(const struct rt_worker *w)
 {
     CHECK_OBJ(w, WORKER_MAGIC);
     return !w->lost && !w->drain && w->info.state == MSG_WORKER_READY &&
-           w->canary.verdict == RT_CANARY_RIGHT;
+           w->info.kv_state != RT_KV_SILENT && !w->stalled && w->canary.verdict == RT_CANARY_RIGHT;
+}
+
+void rt_worker_progress(struct rt_worker *w, uint64_t now_us)
+{
+    CHECK_OBJ(w, WORKER_MAGIC);
+    w->progress_us = now_us;
+    w->stalled = false;
+}
+
+void rt_worker_prompt_counted(struct rt_worker *w, uint64_t n)
+{
+    CHECK_OBJ(w, WORKER_MAGIC);
+    CHECK(w->prompt_counted <= w->prompt_pending);
+    uint64_t room = w->prompt_pending - w->prompt_counted;
+    w->prompt_counted += n < room ? n : room;
+}
+
+static void prompt_drop(struct rt_worker *w, uint32_t tokens)
+{
+    CHECK(w->prompt_pending >= tokens);
+    w->prompt_pending -= tokens;
+    if (w->prompt_counted > w->prompt_pending)
+        w->prompt_counted = w->prompt_pending;
+}
+
+uint64_t rt_worker_prompt_done(struct rt_worker *w, struct rt_request *r)
+{
+    CHECK_OBJ(w, WORKER_MAGIC);
+    CHECK(r->worker == w && !r->first_token);
+    uint64_t counted = w->prompt_counted < r->prompt_count ? w->prompt_counted : r->prompt_count;
+    r->first_token = true;
+    w->prompt_counted -= counted;
+    prompt_drop(w, r->prompt_count);
+    return r->prompt_count - counted;
+}
+
+uint64_t rt_worker_prompt_left(const struct rt_worker *w)
+{
+    CHECK_OBJ(w, WORKER_MAGIC);
+    uint64_t left = w->prompt_pending - w->prompt_counted;
+    return left > w->info.tokens_queued ? left : w->info.tokens_queued;
 }
 
 uint32_t rt_worker_taken(const struct rt_worker *w)
@@ -205,6 +247,7 @@ void rt_worker_join(struct rt_worker *w, struct rt_request *r)
     r->worker = w;
     rt_link_insert_before(&w->requests, &r->place);
     w->request_count++;
+    w->prompt_pending += r->first_token ? 0 : r->prompt_count;
 }
 
 void rt_worker_leave(struct rt_request *r)
@@ -214,6 +257,9 @@ void rt_worker_leave(struct rt_request *r)
     CHECK(w->request_count > 0 && !rt_link_alone(&r->place));
     rt_link_remove(&r->place);
     w->request_count--;
+    if (!r->first_token)
+        prompt_drop(w, r->prompt_count);
+    CHECK(w->request_count > 0 || w->prompt_pending == 0);
     r->worker = NULL;
 }
 

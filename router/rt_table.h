@@ -16,6 +16,7 @@
 #include "router/rt_store.h"
 
 #define RT_LONG_TEXT_BYTES 4097u
+#define RT_KV_SILENT       2u /* WorkerState.kv_state */
 
 struct rt_table;
 
@@ -33,6 +34,12 @@ struct rt_worker {
     bool drain;             /* the operator wants it empty */
     uint64_t drain_deadline_unix_us, drain_sent_us;
     uint32_t idle_reports; /* WorkerStates in a row that know of no request of ours */
+
+    uint64_t progress_us; /* last token, prefill progress or right canary */
+    bool stalled;         /* requests run and nothing of that came for too long */
+    /* Prompt tokens of its requests before their first token, and how many of those were counted
+     * as computed already from one WorkerState to the next. */
+    uint64_t prompt_pending, prompt_counted;
 
     struct rt_canary canary;
     struct rt_link requests; /* RT_RUNNING and RT_CANCELLING */
@@ -74,10 +81,18 @@ uint32_t rt_table_gateways_max(const struct rt_table *t);
 
 /* Copies everything, texts included. */
 void rt_worker_info_set(struct rt_worker *w, const struct msg_worker_info *info);
-/* Heard, ready, not draining, and its last canary was right. */
+/* Heard, ready, not draining, its kvmgr is heard, it computes, and its last canary was right. */
 bool rt_worker_usable(const struct rt_worker *w);
 /* A canary in flight takes a sequence too. */
 uint32_t rt_worker_taken(const struct rt_worker *w);
+/* Something was computed: it is well. */
+void rt_worker_progress(struct rt_worker *w, uint64_t now_us);
+/* `n` prompt tokens were seen computed before the first token of their request. */
+void rt_worker_prompt_counted(struct rt_worker *w, uint64_t n);
+/* The first token of r has come: its prompt tokens that were not counted yet. */
+uint64_t rt_worker_prompt_done(struct rt_worker *w, struct rt_request *r);
+/* Prompt tokens that its requests still need, as far as known here or there. */
+uint64_t rt_worker_prompt_left(const struct rt_worker *w);
 void rt_worker_join(struct rt_worker *w, struct rt_request *r);
 void rt_worker_leave(struct rt_request *r);
 void rt_gateway_join(struct rt_gateway *g, struct rt_request *r);

@@ -51,12 +51,16 @@ struct fake_seq {
     bool used;
     struct msg_id id;
     uint64_t prompt;
-    uint32_t prompt_count, k, max, stop_at;
+    uint32_t prompt_count, k, max, stop_at, left; /* left: prompt tokens to compute */
     bool canary, cancelled, resumed;
 };
 
 struct fake_worker {
     bool up, frozen, drain, wrong_canary, mute_canary, lossy;
+    bool hung; /* heard and taking requests, computing nothing */
+    uint32_t kv_state, context_max;
+    uint32_t prefill_per_s; /* 0: prompts cost nothing */
+    uint64_t step_us;
     uint32_t seqs_max, state;
     uint64_t incarnation, router_incarnation, state_us;
     struct fake_seq seqs[SEQS_MAX];
@@ -83,6 +87,7 @@ struct fake_gateway {
     uint64_t incarnation, router_incarnation, announce_us;
     struct msg_router_info router;
     uint64_t router_us;
+    char reason[128];
     uint32_t router_count;
     struct stream streams[STREAMS];
 };
@@ -321,6 +326,7 @@ static inline void worker_up(struct world *w, uint32_t i, uint32_t seqs_max)
     memset(f, 0, sizeof(*f));
     f->up = true;
     f->seqs_max = seqs_max;
+    f->context_max = 4096;
     f->state = MSG_WORKER_READY;
     f->incarnation = rng_u64(&w->rng) | 1;
 }
@@ -418,6 +424,7 @@ static inline void worker_assign(struct world *w, uint32_t i, const struct msg *
                            .prompt = prompt,
                            .prompt_count = q->prompt_count,
                            .k = k,
+                           .left = f->prefill_per_s > 0 && !q->canary ? q->ids_count : 0,
                            .max = q->limits.output_tokens_max,
                            .stop_at = q->limits.ignore_eos ? UINT32_MAX : stop_of(prompt),
                            .canary = q->canary,
@@ -468,6 +475,26 @@ static inline void seq_emit(struct world *w, uint32_t i, struct fake_seq *s)
     worker_send(w, i, &m);
 }
 
+static inline uint64_t tokens_queued(const struct fake_worker *f)
+{
+    uint64_t count = 0;
+    for (uint32_t s = 0; s < SEQS_MAX; s++)
+        count += f->seqs[s].used ? f->seqs[s].left : 0;
+    return count;
+}
+
+static inline void worker_prefill(struct fake_worker *f)
+{
+    uint32_t budget = (uint32_t)((uint64_t)f->prefill_per_s * STEP_US / 1000000);
+    for (uint32_t n = 0; n < SEQS_MAX && budget > 0; n++) {
+        struct fake_seq *s = &f->seqs[n];
+        uint32_t part = !s->used ? 0 : s->left < budget ? s->left : budget;
+        s->left -= part;
+        budget -= part;
+        f->step_us = part > 0 ? f->step_us % 1000 + 1 : f->step_us;
+    }
+}
+
 static inline void worker_state_send(struct world *w, uint32_t i)
 {
     struct fake_worker *f = &w->workers[i];
@@ -480,7 +507,10 @@ static inline void worker_state_send(struct world *w, uint32_t i)
                                           .state = f->drain ? MSG_WORKER_DRAINING : f->state,
                                           .seqs_live = seqs_live(f),
                                           .seqs_max = f->seqs_max,
-                                          .context_max = 4096,
+                                          .context_max = f->context_max,
+                                          .tokens_queued = tokens_queued(f),
+                                          .kv_state = f->kv_state,
+                                          .step_us_last = f->step_us,
                                           .blocks_total = 100,
                                           .blocks_free = 50,
                                           .block_tokens = 16,
@@ -540,11 +570,16 @@ static inline void worker_run(struct world *w, uint32_t i)
         worker_msg(w, i, &m);
     if (w->now_us - f->state_us >= 500000 || f->state_us == 0)
         worker_state_send(w, i);
+    if (f->hung)
+        return;
+    worker_prefill(f);
     if (f->state != MSG_WORKER_READY || w->now_us / STEP_US % w->steps_per_emit != 0)
         return;
     for (uint32_t n = 0; n < SEQS_MAX; n++) {
         struct fake_seq *s = &f->seqs[n];
         if (!s->used || (s->canary && f->mute_canary))
+            continue;
+        if (s->left > 0 && !s->cancelled)
             continue;
         if (s->cancelled)
             seq_end(w, i, s, MSG_FINISH_CANCELLED, ERR_OK);
@@ -574,7 +609,7 @@ static inline void gateway_kill(struct world *w, uint32_t i)
 static inline void stream_submit(struct world *w, uint32_t i, struct stream *s)
 {
     struct msg m = {.type = MSG_ROUTER_SUBMIT, .id = s->id};
-    uint32_t ids[8192];
+    uint32_t ids[65536];
     char client[16];
     snprintf(client, sizeof(client), "client-%u", s->client);
     ids_of((uint32_t)s->id.bytes[0] | (uint32_t)s->id.bytes[1] << 8, s->prompt_count, ids);
@@ -608,7 +643,7 @@ static inline struct stream *stream_new(struct world *w, uint32_t i, uint32_t pr
         s->id.bytes[15] = (uint8_t)(i + 1);
         s->prompt_count = prompt_count;
         s->max = max;
-        uint32_t ids[8192];
+        uint32_t ids[65536];
         ids_of((uint32_t)s->id.bytes[0] | (uint32_t)s->id.bytes[1] << 8, prompt_count, ids);
         s->prompt = prompt_of(ids, prompt_count);
         return s;
@@ -709,7 +744,8 @@ static inline void gateway_msg(struct world *w, uint32_t i, const struct msg *m)
             g->router_incarnation != 0 && g->router_incarnation != m->u.router.incarnation;
         g->router_incarnation = m->u.router.incarnation;
         g->router = m->u.router;
-        g->router.reason = g->router.ready ? "" : "not ready";
+        snprintf(g->reason, sizeof(g->reason), "%s", m->u.router.reason);
+        g->router.reason = g->reason;
         g->router_us = w->now_us;
         g->router_count++;
         for (uint32_t n = 0; restarted && n < STREAMS; n++) {
@@ -785,7 +821,8 @@ static inline void world_init(struct world *w, uint64_t seed, uint32_t workers, 
                                      .cancel_us_max = 2000000,
                                      .no_worker_us_max = 30000000,
                                      .canary_us = 2000000,
-                                     .canary_silence_us_max = 3000000};
+                                     .canary_silence_us_max = 2300000,
+                                     .progress_us_max = 4000000};
     w->actions = calloc(1, sizeof(*w->actions));
     assert_non_null(w->actions);
     for (uint32_t i = 0; i < workers; i++)

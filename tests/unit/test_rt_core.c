@@ -408,6 +408,154 @@ static void test_canary_late(void **state)
     end();
 }
 
+/* How long until the gateway hears of not ready. */
+static uint64_t red_after_us(uint64_t since_us)
+{
+    while (w.gateways[0].router.ready && w.now_us - since_us < 20000000)
+        world_step(&w);
+    return w.now_us - since_us;
+}
+
+static void test_hung_while_busy(void **state)
+{
+    (void)state;
+    begin(1, 1);
+    struct stream *s = open_long(0, 600);
+    world_run_ms(&w, 300);
+    assert_true(s->k > 0);
+    w.workers[0].hung = true;
+    uint64_t since_us = w.now_us;
+    struct stream *more[3];
+    for (uint32_t i = 0; i < 3; i++) { /* that it takes requests is no progress */
+        more[i] = open_long(0, 20);
+        world_run_ms(&w, 1200);
+    }
+    assert_true(w.gateways[0].router.ready);
+    assert_true(red_after_us(since_us) < 4500000);
+    assert_string_equal(w.gateways[0].router.reason, "worker 0 makes no progress");
+    uint32_t assigned = w.workers[0].assigned;
+    struct stream *late = open_long(0, 20);
+    world_run_ms(&w, 10000);
+    assert_false(w.gateways[0].router.ready);
+    assert_int_equal(w.workers[0].assigned, assigned);
+    assert_int_equal(late->state, S_LIVE);
+    w.workers[0].hung = false;
+    world_run_ms(&w, 600);
+    assert_true(w.gateways[0].router.ready);
+    world_run_ms(&w, 8000);
+    assert_int_equal(s->finish, MSG_FINISH_LENGTH);
+    assert_int_equal(late->finish, MSG_FINISH_LENGTH);
+    assert_int_equal(more[2]->finish, MSG_FINISH_LENGTH);
+    end();
+}
+
+/* A prompt of many minutes is no standstill. */
+static void test_long_prompt_stays_ready(void **state)
+{
+    (void)state;
+    begin(1, 1);
+    w.workers[0].prefill_per_s = 200;
+    w.workers[0].mute_canary = true; /* no help from there */
+    world_run_ms(&w, 600);
+    struct stream *s = stream_open(&w, 0, 4000, 5);
+    for (uint32_t i = 0; i < 180; i++) {
+        world_run_ms(&w, 100);
+        assert_true(w.gateways[0].router.ready);
+    }
+    assert_int_equal(s->k, 0);
+    w.workers[0].mute_canary = false;
+    world_run_ms(&w, 3000);
+    assert_int_equal(s->state, S_OVER);
+    end();
+}
+
+static void test_hung_while_idle(void **state)
+{
+    (void)state;
+    for (uint32_t ms = 0; ms < 2100; ms += 100) {
+        begin(1, 1);
+        world_run_ms(&w, 2000 + ms);
+        assert_true(w.gateways[0].router.ready);
+        w.workers[0].hung = true;
+        assert_true(red_after_us(w.now_us) < 4500000);
+        w.workers[0].hung = false;
+        world_run_ms(&w, 600);
+        assert_true(w.gateways[0].router.ready);
+        end();
+    }
+}
+
+static void test_kvmgr_silent(void **state)
+{
+    (void)state;
+    begin(1, 1);
+    w.workers[0].kv_state = 1;
+    struct stream *s = open_long(0, 600);
+    world_run_ms(&w, 600);
+    assert_true(w.gateways[0].router.ready);
+    w.workers[0].kv_state = 2; /* tokens still come */
+    assert_true(red_after_us(w.now_us) <= 600000);
+    assert_string_equal(w.gateways[0].router.reason, "worker 0: kvmgr is silent");
+    w.workers[0].kv_state = 1;
+    world_run_ms(&w, 600);
+    assert_true(w.gateways[0].router.ready);
+    world_run_ms(&w, 6000);
+    assert_int_equal(s->finish, MSG_FINISH_LENGTH);
+    end();
+}
+
+static void test_rate_of_long_prompts(void **state)
+{
+    (void)state;
+    world_init(&w, 7, 1, 1);
+    w.options.queue_tokens_max = 70000;
+    w.options.store_tokens_max = 400000;
+    router_restart(&w);
+    w.workers[0].context_max = 100000;
+    w.workers[0].prefill_per_s = 1000;
+    w.workers[0].seqs_max = 2;
+    world_run_ms(&w, 600);
+    for (uint32_t i = 0; i < 3; i++)
+        stream_open(&w, 0, 60000, 5);
+    world_run_ms(&w, 10000);
+    struct stream *refused = stream_open(&w, 0, 60000, 5);
+    for (uint32_t i = 0; i < 160; i++) {
+        world_run_ms(&w, 1000);
+        double rate = world_info(&w).tokens_per_s;
+        assert_true(rate > 500 && rate < 2000);
+    }
+    /* 60,000 wait, 110,000 are still to be computed for those that run. */
+    assert_int_equal(refused->reply, ERR_BUSY);
+    assert_in_range(refused->retry_ms, 85000, 300000);
+    world_run_ms(&w, 20000);
+    end();
+}
+
+/* Coming back later would not help them: no 429. */
+static void test_never_fits_the_queue(void **state)
+{
+    (void)state;
+    begin(1, 1);
+    w.options.queue_tokens_max = 1000;
+    w.options.store_tokens_max = 4096;
+    router_restart(&w);
+    world_run_ms(&w, 1000);
+    struct stream *over = stream_open(&w, 0, 1001, 5);
+    struct stream *fits = stream_open(&w, 0, 1000, 5);
+    world_run_ms(&w, 100);
+    assert_int_equal(over->reply, ERR_TOO_LARGE);
+    assert_int_equal(fits->reply, ERR_OK);
+    end();
+    begin(1, 1);
+    w.options.store_tokens_max = 4096; /* the reserve for output leaves less */
+    router_restart(&w);
+    world_run_ms(&w, 1000);
+    over = stream_open(&w, 0, 3800, 5);
+    world_run_ms(&w, 100);
+    assert_int_equal(over->reply, ERR_TOO_LARGE);
+    end();
+}
+
 static void test_busy_worker_needs_no_canary(void **state)
 {
     (void)state;
@@ -730,6 +878,12 @@ int main(void)
         cmocka_unit_test(test_no_worker_comes_back),
         cmocka_unit_test(test_canary_wrong),
         cmocka_unit_test(test_canary_late),
+        cmocka_unit_test(test_hung_while_busy),
+        cmocka_unit_test(test_long_prompt_stays_ready),
+        cmocka_unit_test(test_hung_while_idle),
+        cmocka_unit_test(test_kvmgr_silent),
+        cmocka_unit_test(test_rate_of_long_prompts),
+        cmocka_unit_test(test_never_fits_the_queue),
         cmocka_unit_test(test_busy_worker_needs_no_canary),
         cmocka_unit_test(test_drain_and_resume),
         cmocka_unit_test(test_drain_gives_back),
