@@ -295,6 +295,7 @@ static void head_complete(struct gw_http_request *c)
 static bool parser_takes_head(struct gw_http_request *c)
 {
     http_parser *p = &c->parser->parser;
+    gw_http_chunk_init(&c->chunk);
     http_parser_init(p, HTTP_REQUEST);
     p->data = c;
     char line[64];
@@ -306,7 +307,8 @@ static bool parser_takes_head(struct gw_http_request *c)
         const char *text = c->head.text;
         http_parser_execute(p, &parser_settings, text + f->name, f->name_bytes);
         http_parser_execute(p, &parser_settings, ": ", 2);
-        http_parser_execute(p, &parser_settings, text + f->value, f->value_bytes);
+        if (f->value_bytes > 0) /* no bytes mean the end of input to the parser */
+            http_parser_execute(p, &parser_settings, text + f->value, f->value_bytes);
         http_parser_execute(p, &parser_settings, "\r\n", 2);
     }
     if (p->http_errno == HPE_OK)
@@ -343,6 +345,12 @@ static size_t pump_body(struct gw_http_request *c, const char *bytes, size_t cou
     if (c->head.has_length && count > c->head.length - c->body_seen)
         count = (size_t)(c->head.length - c->body_seen);
     size_t used = http_parser_execute(p, &parser_settings, bytes, count);
+    if (!c->head.has_length && !gw_http_chunk_feed(&c->chunk, bytes, used)) {
+        if (!c->answered)
+            conn_refuse(c, 400, "malformed framing of a chunked request body");
+        c->last = true;
+        return count;
+    }
     if (c->state == CONN_TRAILER) {
         CHECK(HTTP_PARSER_ERRNO(p) == HPE_PAUSED);
         return used;

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "gateway/gw_http.h"
+#include "gateway/gw_http_chunk.h"
 #include "gateway/gw_http_head.h"
 
 struct bufferevent;
@@ -46,6 +47,7 @@ struct gw_http_request { /* one connection; a request is its current exchange */
     struct gw_http_parser *parser;
     struct gw_head head;
     struct gw_trailer trailer;
+    struct gw_http_chunk chunk;
     void *user;
 
     bool open;     /* the handler has it and has not finished the answer */

@@ -53,12 +53,11 @@ static void write_model(const struct gw_shell *s, struct str *out)
     str_add_format(out, ",\"object\":\"model\",\"created\":%" PRIu64 ",\"owned_by\":\"tandem\"",
                    c->created_unix_s);
     /* What is really loaded: the workers' words, never the path's. */
-    str_add_text(out, ",\"root\":\"");
-    json_write_escaped(out, c->directory_name, strlen(c->directory_name));
+    str_add_text(out, ",\"root\":\"glm5_next");
     if (r->quantization[0]) {
         str_add_text(out, " (");
         json_write_escaped(out, r->quantization, strlen(r->quantization));
-        str_add_char(out, ')');
+        str_add_format(out, ", fp %.8s)", r->model_fp);
     }
     str_add_format(out, "\",\"parent\":null,\"max_model_len\":%u,\"context_length\":%u",
                    c->context_max, c->context_max);

@@ -87,6 +87,11 @@ static void health(void *arg, struct str *out)
     struct gw_status *t = arg;
     struct gw_shell *s = t->shell;
     const struct gw_core_stats *c = gw_core_stats(s->core);
+    /* It resolved and is bound, so it is plain text; port 0 shows what it became. */
+    const char *colon = strrchr(s->params->listen, ':');
+    int host_bytes = colon != NULL ? (int)(colon - s->params->listen) : 0;
+    str_add_format(out, ",\"listen\":\"%.*s:%u\"", host_bytes, s->params->listen,
+                   gw_http_port(s->http));
     str_add_format(out,
                    ",\"connections\":%u,\"requests_live\":%u,\"router_up\":%s,\"flows\":{"
                    "\"opened\":%llu,\"finished\":%llu,\"refused\":%llu,\"failed\":%llu,"
