@@ -31,6 +31,8 @@
 #define QUEUE_MAX      8192u
 #define WIRE_BYTES     (256u << 10)
 #define WIRE_BYTES_MAX (32u << 20)
+#define SNAPSHOT_SHARE 8u /* of the arena, at most, is for snapshots */
+#define SNAPSHOTS_MAX  16384u
 
 STATIC_CHECK(KM_PEER_BYTES_MAX == BUS_PEER_BYTES_MAX);
 STATIC_CHECK(WIRE_FRAMES_MAX <= BUS_FRAMES_MAX);
@@ -66,9 +68,20 @@ static enum kv_dtype dtype_of(const char *name)
     return KV_F32;
 }
 
+/* Snapshot slots: as many as asked for, or what an eighth of the arena holds. */
+static uint32_t snapshots_wanted(const struct km_shell *s, const struct km_arena_wanted *want)
+{
+    uint64_t slot_bytes = want->state_bytes / KV_PAGE_BYTES * KV_PAGE_BYTES + KV_PAGE_BYTES;
+    uint64_t room = s->params->arena_bytes / SNAPSHOT_SHARE / slot_bytes;
+    if (s->params->snapshots_max < room)
+        room = s->params->snapshots_max;
+    return (uint32_t)(room < SNAPSHOTS_MAX ? room : SNAPSHOTS_MAX);
+}
+
 static struct km_arena_options arena_options(const struct km_shell *s,
                                              const struct km_arena_wanted *want)
 {
+    uint32_t snapshots = snapshots_wanted(s, want);
     return (struct km_arena_options){
         .path = s->arena_path,
         .arena_bytes = s->params->arena_bytes,
@@ -84,7 +97,8 @@ static struct km_arena_options arena_options(const struct km_shell *s,
                      .interleave = s->params->block_tokens / want->ranks,
                      .state_bytes = want->state_bytes},
         .model_fp = want->model_fp,
-        .slot_count = want->slot_count,
+        .slot_count = want->slot_count + snapshots,
+        .slot_count_min = want->slot_count + (snapshots > 0 ? 1 : 0),
         .epoch = s->epoch,
         .incarnation = s->incarnation,
     };
@@ -98,8 +112,10 @@ static void arena_report(const struct km_shell *s, const struct km_arena_report 
     if (report->headers_broken > 0)
         log_warn(KVMGR, "broken headers freed", "count=%u", report->headers_broken);
     log_info(KVMGR, report->adopted ? "arena adopted" : "arena made",
-             "path=%s bytes=%" PRIu64 " blocks=%u slots=%u freed=%u epoch=%u", s->arena_path,
-             l->arena_bytes, l->block_count, l->slot_count, report->blocks_freed, s->epoch);
+             "path=%s bytes=%" PRIu64
+             " blocks=%u slots=%u freed=%u committed=%u snapshots=%u epoch=%u",
+             s->arena_path, l->arena_bytes, l->block_count, l->slot_count, report->blocks_freed,
+             report->blocks_found, report->snapshots_found, s->epoch);
 }
 
 /* Fills the answer to the core; its text borrows detail. */
@@ -121,9 +137,14 @@ static struct km_arena_result arena_open(struct km_shell *s, const struct km_are
     arena_report(s, &report);
     s->model_fp = want->model_fp;
     km_map_arena(s->map, &l->layout_fp, &want->model_fp);
+    struct km_arena_found found = km_arena_found(s->arena);
     return (struct km_arena_result){
         .code = ERR_OK,
         .text = "",
+        .found_count = found.block_count,
+        .found = found.blocks,
+        .found_snapshot_count = found.snapshot_count,
+        .found_snapshots = found.snapshots,
         .path = s->arena_path,
         .arena_bytes = l->arena_bytes,
         .layout_fp = l->layout_fp,
@@ -136,6 +157,8 @@ static void blocks_write(struct km_shell *s, const struct km_action *action)
 {
     const uint32_t *blocks = action->u.blocks.blocks;
     uint32_t count = action->u.blocks.count;
+    if (count == 0)
+        return;
     CHECK(s->arena != NULL);
     switch (action->u.blocks.state) {
     case KM_FREE:
@@ -153,11 +176,29 @@ static void blocks_write(struct km_shell *s, const struct km_action *action)
 
 static void slots_write(struct km_shell *s, const struct km_action *action)
 {
+    if (action->u.slots.count == 0)
+        return;
     CHECK(s->arena != NULL);
-    if (action->u.slots.state == KM_FREE)
+    switch (action->u.slots.state) {
+    case KM_FREE:
         km_arena_slots_free(s->arena, action->u.slots.slots, action->u.slots.count);
-    else
-        km_arena_slots_writing(s->arena, action->u.slots.slots, action->u.slots.count);
+        break;
+    case KM_WRITING:
+        km_arena_slots_writing(s->arena, action->u.slots.slots, action->u.slots.count,
+                               action->u.slots.snapshot);
+        break;
+    case KM_COMMITTED:
+        CHECK(action->u.slots.snapshot && action->u.slots.count == 1);
+        km_arena_snapshot_commit(s->arena, action->u.slots.slots[0], action->u.slots.token_count,
+                                 &action->u.slots.hash);
+        break;
+    }
+}
+
+static void store_submit(struct km_shell *s, const struct km_action *action)
+{
+    (void)s;
+    CHECK(action->u.store.count == 0);
 }
 
 static void step(struct km_shell *s, struct km_event event)
@@ -185,6 +226,9 @@ static void step(struct km_shell *s, struct km_event event)
                 break;
             case KM_ACTION_SLOTS:
                 slots_write(s, action);
+                break;
+            case KM_ACTION_STORE:
+                store_submit(s, action);
                 break;
             case KM_ACTION_SESSION:
                 km_map_commit(s->map, &action->u.session);
@@ -274,6 +318,12 @@ static enum err serve(struct km_shell *s, uint32_t redis_epoch, struct err_detai
         .kv_dtype = dtype_of(s->params->kv_dtype),
         .index_dtype = dtype_of(s->params->index_dtype),
         .slots_spare = s->params->slots_spare,
+        .snapshot_every = (s->params->snapshot_every + s->params->block_tokens - 1) /
+                          s->params->block_tokens * s->params->block_tokens,
+        .sessions_max = s->params->sessions_max,
+        .session_percent = s->params->session_percent,
+        .tenant_percent = s->params->tenant_percent,
+        .pin_us = (uint64_t)s->params->pin_s * 1000000u,
     };
     struct km_map_options map = {
         .redis = s->redis,

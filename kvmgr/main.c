@@ -36,9 +36,6 @@ static enum err params_check(const struct km_params *p, struct err_detail *ret_f
     dtype_check(&faults, "index_dtype", p->index_dtype, true);
     if (p->block_tokens % 4 != 0)
         str_add_format(&faults, "block_tokens: %u is no multiple of 4\n", p->block_tokens);
-    if (p->snapshot_every != 0)
-        str_add_format(&faults, "snapshot_every: %u: this build keeps no snapshots; leave it 0\n",
-                       p->snapshot_every);
     if (p->kv_store_dir[0] != '\0' || p->kv_store_bytes != 0)
         str_add_text(&faults, "kv_store_dir, kv_store_bytes: this build has no NVMe tier; leave "
                               "them unset\n");

@@ -150,6 +150,8 @@ static int setup(void **state)
     p->arena_bytes = 4u << 20;
     p->block_tokens = 16;
     p->slots_spare = 2;
+    p->snapshots_max = 8;
+    p->session_percent = p->tenant_percent = 100;
     p->sessions_max = 16;
     p->session_ttl_s = 100;
     r->loop = loop_create();
@@ -270,7 +272,9 @@ static void a_worker_is_served_and_a_session_mapped(void **state)
     const struct msg_kv_attach_reply *reply = attach(r, 1, 1000);
     assert_int_equal(reply->code, ERR_OK);
     assert_string_equal(reply->arena_path, r->arena_path);
-    assert_int_equal(reply->slot_count, 6);
+    assert_int_equal(reply->live_slots, 6);
+    assert_int_equal(reply->slot_count, 14);
+    assert_int_equal(reply->granted_count, 2);
     /* The worker plans the same layout from the answer. */
     struct kv_geometry g = {.dsa_layers = 2,
                             .latent_dim = 16,
@@ -291,7 +295,8 @@ static void a_worker_is_served_and_a_session_mapped(void **state)
 
     uint64_t lease = open_lease(r, epoch, 3, 1);
     struct hash128 hashes[2];
-    memset(hashes, 0x42, sizeof(hashes));
+    memset(&hashes[0], 0x42, sizeof(hashes[0]));
+    memset(&hashes[1], 0x43, sizeof(hashes[1]));
     r->asked = (struct msg){.type = MSG_KV_COMMIT, .epoch = epoch};
     r->asked.u.kv_commit = (struct msg_kv_commit){lease, 0, 33, 2, hashes};
     ask_send(r);
