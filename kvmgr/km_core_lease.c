@@ -285,6 +285,8 @@ void core_open(struct km_core *core, struct km_actions *actions, const struct km
         open_answer(core, actions, &ask, (enum err)code, NULL, KM_NONE);
         return;
     }
+    /* A load that found no room may have given up what the front stood on. */
+    front = front_find(core, open, &known);
     uint64_t full = core->stats.opens_full;
     core_open_with(core, actions, &ask, front);
     if (core->stats.opens_full == full)

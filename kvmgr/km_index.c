@@ -128,7 +128,7 @@ static uint64_t order_of(const struct km_index *ix, uint32_t block)
 {
     const struct km_node *n = &ix->nodes[block];
     uint64_t bonus =
-        (uint64_t)n->position * ix->options.block_tokens / BONUS_TOKENS * TICKS_A_SECOND;
+        (uint64_t)n->position * ix->options.block_tokens * TICKS_A_SECOND / BONUS_TOKENS;
     if (bonus > BONUS_MAX)
         bonus = BONUS_MAX;
     return ((uint64_t)n->class << 40) + n->used + bonus;
