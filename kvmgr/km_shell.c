@@ -126,6 +126,7 @@ static struct km_arena_result arena_open(struct km_shell *s, const struct km_are
     struct km_arena_report report;
     if (s->arena)
         s->repaired += km_arena_headers_repaired(s->arena);
+    km_shell_store_close(s);
     km_arena_close(&s->arena);
     detail->text[0] = '\0';
     enum err e = km_arena_open(&options, &s->arena, &report, detail);
@@ -195,51 +196,61 @@ static void slots_write(struct km_shell *s, const struct km_action *action)
     }
 }
 
-static void store_submit(struct km_shell *s, const struct km_action *action)
+/* True: the answer to an action is the next event. */
+static bool action_run(struct km_shell *s, const struct km_action *action, struct km_event *event,
+                       struct err_detail *detail)
 {
-    (void)s;
-    CHECK(action->u.store.count == 0);
+    switch (action->type) {
+    case KM_ACTION_SEND:
+        message_send(s, &action->u.send.peer, &action->u.send.msg);
+        break;
+    case KM_ACTION_ARENA_OPEN:
+        *event = (struct km_event){.type = KM_EVENT_ARENA};
+        event->u.arena = arena_open(s, &action->u.arena, detail);
+        return true;
+    case KM_ACTION_BLOCKS:
+        blocks_write(s, action);
+        break;
+    case KM_ACTION_SLOTS:
+        slots_write(s, action);
+        break;
+    case KM_ACTION_STORE:
+        km_shell_store_submit(s, action);
+        break;
+    case KM_ACTION_SESSION:
+        km_map_commit(s->map, &action->u.session);
+        break;
+    case KM_ACTION_TRACE:
+        log_info(KVMGR, action->u.trace.what, "worker=%u leases=%u text=\"%s\"",
+                 action->u.trace.worker_id, action->u.trace.leases, action->u.trace.text);
+        break;
+    }
+    return false;
 }
 
-static void step(struct km_shell *s, struct km_event event)
+void km_shell_step(struct km_shell *s, struct km_event event)
 {
     struct err_detail detail;
-    bool again = true;
-    while (again) {
+    bool opened = false;
+    for (bool again = true; again;) {
         again = false;
         event.now_us = loop_now_us(s->loop);
         km_core_step(s->core, &event, &s->actions);
         for (uint32_t i = 0; i < s->actions.count; i++) {
-            const struct km_action *action = &s->actions.list[i];
-            switch (action->type) {
-            case KM_ACTION_SEND:
-                message_send(s, &action->u.send.peer, &action->u.send.msg);
-                break;
-            case KM_ACTION_ARENA_OPEN:
-                CHECK(i + 1 == s->actions.count);
-                event = (struct km_event){.type = KM_EVENT_ARENA};
-                event.u.arena = arena_open(s, &action->u.arena, &detail);
-                again = true;
-                break;
-            case KM_ACTION_BLOCKS:
-                blocks_write(s, action);
-                break;
-            case KM_ACTION_SLOTS:
-                slots_write(s, action);
-                break;
-            case KM_ACTION_STORE:
-                store_submit(s, action);
-                break;
-            case KM_ACTION_SESSION:
-                km_map_commit(s->map, &action->u.session);
-                break;
-            case KM_ACTION_TRACE:
-                log_info(KVMGR, action->u.trace.what, "worker=%u leases=%u text=\"%s\"",
-                         action->u.trace.worker_id, action->u.trace.leases, action->u.trace.text);
-                break;
-            }
+            if (!action_run(s, &s->actions.list[i], &event, &detail))
+                continue;
+            CHECK(i + 1 == s->actions.count);
+            again = opened = true;
+        }
+        if (!again && km_core_more(s->core)) {
+            event = (struct km_event){.type = KM_EVENT_STORE_DONE};
+            again = true;
         }
     }
+    if (!opened || !s->arena)
+        return;
+    km_arena_found_drop(s->arena);
+    km_shell_store_open(s);
 }
 
 static void on_message(void *arg, const struct bus_peer *peer, const struct bus_frame *frames,
@@ -267,23 +278,25 @@ static void on_message(void *arg, const struct bus_peer *peer, const struct bus_
     event.u.msg.peer.count = peer->count;
     memcpy(event.u.msg.peer.bytes, peer->bytes, peer->count);
     event.u.msg.msg = &msg;
-    step(s, event);
+    km_shell_step(s, event);
 }
 
 static void on_tick(void *arg)
 {
     struct km_shell *s = arg;
     CHECK_OBJ(s, KM_SHELL_MAGIC);
-    step(s, (struct km_event){.type = KM_EVENT_TICK});
+    km_shell_step(s, (struct km_event){.type = KM_EVENT_TICK});
 }
 
 /* ---- start: the epoch, then the socket ---- */
 
-static void state_show(struct km_shell *s)
+void km_shell_state_show(struct km_shell *s)
 {
     bool off = strcmp(s->params->redis, "off") == 0;
     if (s->begun && !s->failed)
-        status_set_state(s->status, off || redis_up(s->redis) ? "ready" : "degraded");
+        status_set_state(s->status, (off || redis_up(s->redis)) && s->store_text[0] == '\0'
+                                        ? "ready"
+                                        : "degraded");
 }
 
 static enum err epoch_choose(struct km_shell *s, uint32_t redis_epoch, struct err_detail *detail)
@@ -324,6 +337,8 @@ static enum err serve(struct km_shell *s, uint32_t redis_epoch, struct err_detai
         .session_percent = s->params->session_percent,
         .tenant_percent = s->params->tenant_percent,
         .pin_us = (uint64_t)s->params->pin_s * 1000000u,
+        .tier_bytes_max = s->params->kv_store_dir[0] ? s->params->kv_store_bytes : 0,
+        .tier_objects_max = s->params->kv_store_objects,
     };
     struct km_map_options map = {
         .redis = s->redis,
@@ -358,7 +373,7 @@ static void begin(struct km_shell *s, uint32_t redis_epoch, const char *source)
     }
     log_info(KVMGR, "serving", "endpoint=%s epoch=%u local=%u redis=%u source=%s", s->endpoint,
              s->epoch, s->epoch_local, redis_epoch, source);
-    state_show(s);
+    km_shell_state_show(s);
     if (redis_up(s->redis))
         km_map_redis_up(s->map, true);
 }
@@ -393,7 +408,7 @@ static void on_redis(void *arg, bool up)
     if (s->begun) {
         if (s->map)
             km_map_redis_up(s->map, up);
-        state_show(s);
+        km_shell_state_show(s);
         return;
     }
     char key[128];
@@ -480,6 +495,9 @@ void km_shell_destroy(struct km_shell **shell_p)
     if (s->redis)
         redis_destroy(&s->redis); /* answers for writes in flight: before the map */
     km_map_destroy(&s->map);
+    km_shell_store_close(s);
+    loop_waker_destroy(&s->store_waker);
+    loop_timer_destroy(&s->stop_timer);
     km_core_destroy(&s->core);
     km_arena_close(&s->arena);
     arena_fini(&s->wire);

@@ -36,9 +36,8 @@ static enum err params_check(const struct km_params *p, struct err_detail *ret_f
     dtype_check(&faults, "index_dtype", p->index_dtype, true);
     if (p->block_tokens % 4 != 0)
         str_add_format(&faults, "block_tokens: %u is no multiple of 4\n", p->block_tokens);
-    if (p->kv_store_dir[0] != '\0' || p->kv_store_bytes != 0)
-        str_add_text(&faults, "kv_store_dir, kv_store_bytes: this build has no NVMe tier; leave "
-                              "them unset\n");
+    if ((p->kv_store_dir[0] != '\0') != (p->kv_store_bytes != 0))
+        str_add_text(&faults, "kv_store_dir, kv_store_bytes: both or neither\n");
     size_t bytes = strlen(p->arena_path);
     if (utf8_valid_prefix(p->arena_path, bytes) != bytes)
         str_add_text(&faults, "arena_path: not valid UTF-8\n");
@@ -73,8 +72,9 @@ static int audit(const struct km_params *p)
 
 static void on_stop(void *arg)
 {
-    struct loop *l = arg;
-    loop_stop(l);
+    struct km_shell *const *shell = arg;
+    if (*shell)
+        km_shell_stop(*shell);
 }
 
 static int serve(const struct km_params *params)
@@ -87,11 +87,11 @@ static int serve(const struct km_params *params)
     params_log(km_param_table, ARRAY_COUNT(km_param_table), params);
     struct loop *l = loop_create();
     struct km_shell *shell = NULL;
-    loop_on_stop_signal(l, on_stop, l);
     if (km_shell_create(l, params, &shell, &detail) != ERR_OK) {
         process_end(name, params->run_dir);
         die("%s", detail.text);
     }
+    loop_on_stop_signal(l, on_stop, &shell);
     loop_run(l);
     log_info(KVMGR, "stopping", "");
     int rc = km_shell_failed(shell) ? 1 : 0;
