@@ -52,11 +52,12 @@ struct km_arena_found { /* what an adopted file holds, blocks by rising position
     const struct km_found_snapshot *snapshots;
 };
 
-/* Adopts the file at path, or makes it.  A good file of the same layout and model, with enough slots,
- * is adopted under the new epoch: WRITING becomes FREE, sound COMMITTED headers stay and are told by
- * km_arena_found, others become FREE.  A bad or foreign file is replaced.  Refused, and left alone: a symbolic link, a directory or other special file, another
- * owner's file (ERR_UNSUPPORTED), one in use (ERR_BUSY), an arena too small for the geometry
- * (ERR_NOMEM, with the numbers), an impossible geometry (ERR_INVALID). */
+/* Adopts the file at path, or makes it.  A good file of the same layout and model, with enough
+ * slots, is adopted under the new epoch: WRITING becomes FREE, sound COMMITTED headers stay and
+ * are told by km_arena_found, others become FREE.  A bad or foreign file is replaced.  Refused,
+ * and left alone: a symbolic link, a directory or other special file, another owner's file
+ * (ERR_UNSUPPORTED), one in use (ERR_BUSY), an arena too small for the geometry (ERR_NOMEM,
+ * with the numbers), an impossible geometry (ERR_INVALID). */
 MUST_USE enum err km_arena_open(const struct km_arena_options *options, struct km_arena **ret_arena,
                                 struct km_arena_report *ret_report, struct err_detail *detail);
 void km_arena_close(struct km_arena **arena_p); /* the file stays */

@@ -29,8 +29,8 @@ MUST_USE enum err km_audit_read(const char *path, struct km_audit *ret_audit,
                                 struct err_detail *detail);
 bool km_audit_sound(
     const struct km_audit *audit); /* headers whole, free + cached + leased = total */
-/* Every committed block is part of a chain, once, and every snapshot belongs to one.  Beside a kvmgr
- * that works, a change may be caught in the middle: look again then. */
+/* Every committed block is part of a chain, once, and every snapshot belongs to one.  Beside a
+ * kvmgr that works, a change may be caught in the middle: look again then. */
 bool km_audit_chained(const struct km_audit *audit);
 void km_audit_print(FILE *out, const char *path, const struct km_audit *audit);
 

@@ -99,8 +99,8 @@ void core_trace(struct km_core *core, struct km_actions *actions, const char *wh
     action->u.trace.text = text;
 }
 
-/* What a step frees is collected by the pool and goes into the first two actions of the step: before
- * anything is taken, since a block may be freed and taken again in one step. */
+/* What a step frees is collected by the pool and goes into the first two actions of the step:
+ * before anything is taken, since a block may be freed and taken again in one step. */
 void core_free_lease(struct km_core *core, struct km_lease *lease, enum km_release how)
 {
     CHECK(core->pool != NULL);

@@ -80,7 +80,8 @@ void km_core_destroy(struct km_core **core_p);
 void km_core_step(struct km_core *core, const struct km_event *event,
                   struct km_actions *ret_actions);
 
-/* Answers are ready that did not fit into the step: step again, with KM_EVENT_STORE_DONE of none. */
+/* Answers are ready that did not fit into the step: step again, with KM_EVENT_STORE_DONE of
+ * none. */
 bool km_core_more(const struct km_core *core);
 
 const struct km_core_stats *km_core_stats(const struct km_core *core);

@@ -307,8 +307,8 @@ static enum err lease_extend(struct km_core *core, struct km_lease *lease, uint3
     return e;
 }
 
-/* What computing a lease's tokens again would cost, in blocks: those beyond the last one whose state
- * is kept. */
+/* What computing a lease's tokens again would cost, in blocks: those beyond the last one whose
+ * state is kept. */
 static uint32_t lease_cost(const struct km_core *core, const struct km_lease *lease)
 {
     const struct km_index *ix = km_pool_index(core->pool);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvmgr/km_evict.h - what is given up when room is needed (pure policy over the pool).
  *
- * Owned by kvmgr's loop thread.  Order of blocks: (0) spent: turns that a newer one of their session
- * took the place of, requests that were not worth keeping, and what a session or tenant keeps
- * beyond its budget; (1) idle leaves by last use, later positions a little longer; (2) the last
- * turns of sessions that are still pinned, the longest unused first.  Blocks in use are never given
- * up.  Order of snapshots: spent; such that a later one of the same chain covers; by last use. */
+ * Owned by kvmgr's loop thread.  Order of blocks: (0) spent: turns that a newer one of their
+ * session took the place of, requests that were not worth keeping, and what a session or tenant
+ * keeps beyond its budget; (1) idle leaves by last use, later positions a little longer; (2)
+ * the last turns of sessions that are still pinned, the longest unused first.  Blocks in use
+ * are never given up.  Order of snapshots: spent; such that a later one of the same chain
+ * covers; by last use. */
 #ifndef KVMGR_KM_EVICT_H
 #define KVMGR_KM_EVICT_H
 

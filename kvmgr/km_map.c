@@ -475,8 +475,8 @@ void km_map_commit(struct km_map *m, const struct km_session_change *c)
         m->stats.dropped++;
         return;
     }
-    /* Two requests of one session at once: the one that began last is the session's.  A new turn may
-     * go on where an earlier one was. */
+    /* Two requests of one session at once: the one that began last is the session's.  A new
+     * turn may go on where an earlier one was. */
     if (s->lease != c->lease && continues(s, c)) {
         s->lease = c->lease;
         s->entry_count = c->first_block;

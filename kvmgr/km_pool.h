@@ -117,8 +117,8 @@ MUST_USE enum err km_pool_extend(struct km_pool *p, struct km_lease *lease, uint
 MUST_USE enum err km_pool_commit(struct km_pool *p, struct km_lease *lease, uint32_t first,
                                  const struct hash128 *hashes, uint32_t count, uint32_t *ret_blocks,
                                  struct km_committed *ret);
-/* Ends the lease.  KEEP: its turn is its session's last one.  DROP: what it committed goes first when
- * room is needed.  LOST: neither; its request may come again. */
+/* Ends the lease.  KEEP: its turn is its session's last one.  DROP: what it committed goes
+ * first when room is needed.  LOST: neither; its request may come again. */
 enum km_release { KM_RELEASE_LOST, KM_RELEASE_DROP, KM_RELEASE_KEEP };
 void km_pool_release(struct km_pool *p, struct km_lease *lease, enum km_release how);
 /* Leaves when what is being written is written; a hit before that calls it off. */

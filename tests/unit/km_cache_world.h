@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tests/unit/km_cache_world.h - a world around kvmgr's core: an arena whose blocks and slots hold the
- * hash of what was computed into them, a tier that copies it, workers that check every copy. */
+/* tests/unit/km_cache_world.h - a world around kvmgr's core: an arena whose blocks and slots
+ * hold the hash of what was computed into them, a tier that copies it, workers that check every
+ * copy. */
 #ifndef TESTS_UNIT_KM_CACHE_WORLD_H
 #define TESTS_UNIT_KM_CACHE_WORLD_H
 
