@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels/op_table.h - one table of ops: the reference fills every slot, better variants replace it.
+/* kernels/op_table.h - one table of ops: the reference fills every slot, variants replace it.
  *
  * Pure.  Callers use ops->x(&args, ctx) and never ask which device they run on. */
 #ifndef KERNELS_OP_TABLE_H
 #define KERNELS_OP_TABLE_H
 
+#include <stddef.h>
+
+#include "kernels/op_cpu.h"
 #include "kernels/op_index.h"
 #include "kernels/op_kda.h"
 #include "kernels/op_linear.h"
@@ -50,10 +53,17 @@ struct op_table {
 /* The reference in every slot. */
 void op_table_ref(struct op_table *ret_table);
 
-enum op_cpu { OP_CPU_REF, OP_CPU_AVX2 };
+/* exact: every slot gives the reference's bits.  fast: f32 sums with fused multiply-add, within the
+ * contract's tolerances for it, and still row-invariant. */
+enum op_numerics { OP_EXACT, OP_FAST_F32 };
 
-/* The reference, then whatever this processor runs faster with the same bits: row invariance and
- * exactness are the reference's.  Returns the best instruction set in use. */
-enum op_cpu op_table_cpu(struct op_table *ret_table);
+/* The reference, then the variants of each instruction set up to `limit` that the processor has,
+ * better ones replacing lesser ones. */
+void op_table_cpu(struct op_table *ret_table, enum op_numerics numerics, enum op_cpu limit);
+
+/* For the log: "avx2 exact: linear grouped_linear; ref: embed ...".  bytes >= OP_TABLE_TEXT_BYTES
+ * holds any table. */
+#define OP_TABLE_TEXT_BYTES 1024
+void op_table_text(const struct op_table *table, char *ret_text, size_t bytes);
 
 #endif

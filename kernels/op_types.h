@@ -38,7 +38,7 @@ struct op_seq {
     uint32_t row_count;
     uint32_t position_start; /* absolute position of the first row */
     uint32_t replay_count;   /* journal rows to apply first */
-    uint32_t fresh;          /* 1: the slot counts as all zero */
+    uint32_t fresh;          /* 1: the slot counts as all zero; position_start is 0 */
     uint32_t journal;        /* 1: rows go to the journal, the state is not advanced */
     uint8_t *slot;           /* body of the state slot */
     const uint32_t *blocks;  /* block table, logical block -> block id */

@@ -418,7 +418,7 @@ struct msg {
         struct msg_submit_reply submit_reply;
         struct msg_tokens tokens;
         struct msg_assign_reply assign_reply;
-        struct {
+        struct { /* WORKER_DRAIN; header id = worker id u64 LE + zeros, like WORKER_RESUME */
             uint64_t deadline_unix_us;
         } drain;
         struct msg_worker_info worker;

@@ -104,14 +104,19 @@ static void reply(struct rt_core *c, const struct rt_peer *peer, const struct ms
 static struct rt_request *slot_take(struct rt_core *c, const struct msg_id *id)
 {
     struct rt_request *r = rt_store_take(c->store, id);
-    if (r != NULL || rt_link_alone(&c->done))
-        return r;
-    rt_request_release(c, rt_link_item(c->done.next, struct rt_request, done));
-    return rt_store_take(c->store, id);
+    for (struct rt_link *l = c->done.next; r == NULL && l != &c->done; l = l->next) {
+        struct rt_request *old = rt_link_item(l, struct rt_request, done);
+        if (!old->finish_sent && old->gateway != NULL && !old->gateway->lost)
+            continue;
+        rt_request_release(c, old);
+        return rt_store_take(c->store, id);
+    }
+    return r;
 }
 
 static void request_fill(struct rt_core *c, struct rt_request *r, const struct msg_request *q)
 {
+    CHECK(q->prompt_count > 0 && q->ids_count >= q->prompt_count);
     rt_text_set(&r->session_key, q->session_key);
     rt_text_set(&r->cache_salt, q->cache_salt);
     rt_text_set(&r->effort, q->effort);
@@ -173,6 +178,7 @@ static void resubmit(struct rt_core *c, struct rt_gateway *g, struct rt_request 
                      const struct msg_request *q)
 {
     c->stats.resubmits++;
+    CHECK(r->state != RT_FREE);
     if (r->prompt_count != q->prompt_count) {
         reply(
             c, &g->peer, &r->id,
@@ -193,12 +199,13 @@ static void resubmit(struct rt_core *c, struct rt_gateway *g, struct rt_request 
     if (r->state == RT_DONE) /* linger anew */
         r->done_us = c->now_us;
     reply(c, &g->peer, &r->id, ERR_OK);
-    rt_todo(c, r);
+    rt_pend(c, r);
 }
 
 void rt_on_submit(struct rt_core *c, const struct rt_peer *peer, const struct msg *m)
 {
     const struct msg_request *q = &m->u.request;
+    CHECK(m->type == MSG_ROUTER_SUBMIT);
     c->stats.submits++;
     struct rt_gateway *g = gateway_touch(c, peer);
     if (g == NULL) {
@@ -227,6 +234,7 @@ void rt_on_submit(struct rt_core *c, const struct rt_peer *peer, const struct ms
     if (e != ERR_OK)
         return;
     request_fill(c, r, q);
+    CHECK(r->output_count <= r->ids.count && r->delivered == r->output_count);
     rt_gateway_join(g, r);
     c->ledger.accepted++;
     c->ledger.live++;
@@ -252,7 +260,7 @@ static void request_forget(struct rt_core *c, struct rt_request *r)
     if (r->state != RT_DONE)
         rt_request_cancel(c, r);
     rt_gateway_leave(r);
-    rt_todo(c, r);
+    rt_pend(c, r);
 }
 
 static void requests_forget(struct rt_core *c, struct rt_gateway *g, uint64_t serial,
@@ -275,6 +283,7 @@ static void requests_forget(struct rt_core *c, struct rt_gateway *g, uint64_t se
 void rt_on_announce(struct rt_core *c, const struct rt_peer *peer, const struct msg *m)
 {
     const struct msg_announce *a = &m->u.announce;
+    CHECK(m->type == MSG_ROUTER_ANNOUNCE);
     if (strcmp(a->kind, "gateway") != 0) {
         c->stats.unexpected++;
         return;
@@ -321,7 +330,10 @@ void rt_gateways_tick(struct rt_core *c)
             c->stats.gateways_lost++;
             gateway_cancel(c, g);
         }
-        if (g->lost && g->request_count == 0 && silent_us > RT_FORGET_US)
-            rt_table_gateway_remove(c->table, g);
+        if (!g->lost || silent_us <= RT_FORGET_US)
+            continue;
+        requests_forget(c, g, UINT64_MAX, 0); /* ends that could not be sent to it */
+        CHECK(g->request_count == 0);
+        rt_table_gateway_remove(c->table, g);
     }
 }

@@ -17,7 +17,7 @@ struct rt_core *rt_core_create(const struct rt_options *options)
     c->queue = rt_queue_create(options->requests_max);
     c->table = rt_table_create(options->workers_max, options->gateways_max);
     c->scratch = mem_take_array(RT_SCRATCH_WORDS, sizeof(*c->scratch));
-    rt_link_init(&c->todo);
+    rt_link_init(&c->pending);
     rt_link_init(&c->done);
     return c;
 }
@@ -100,10 +100,10 @@ uint32_t *rt_scratch(struct rt_core *c, uint32_t words)
     return at;
 }
 
-void rt_todo(struct rt_core *c, struct rt_request *r)
+void rt_pend(struct rt_core *c, struct rt_request *r)
 {
-    if (rt_link_alone(&r->todo))
-        rt_link_insert_before(&c->todo, &r->todo);
+    if (rt_link_alone(&r->pending))
+        rt_link_insert_before(&c->pending, &r->pending);
 }
 
 /* ---- what the cluster looks like from here ---- */
@@ -311,8 +311,8 @@ static void audit(struct rt_core *c)
 static void work(struct rt_core *c)
 {
     rt_place(c);
-    while (!rt_link_alone(&c->todo)) {
-        struct rt_request *r = rt_link_item(c->todo.next, struct rt_request, todo);
+    while (!rt_link_alone(&c->pending)) {
+        struct rt_request *r = rt_link_item(c->pending.next, struct rt_request, pending);
         if (!rt_room(c) || !rt_request_work(c, r)) {
             c->actions->more = true;
             return;

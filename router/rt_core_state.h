@@ -44,7 +44,7 @@ struct rt_core {
     struct rt_actions *actions;
     uint32_t *scratch;
     uint32_t scratch_used;
-    struct rt_link todo, done;
+    struct rt_link pending, done;
     uint64_t order_next, announce_serial;
     struct msg_ledger ledger;
     struct rt_stats stats;
@@ -64,7 +64,7 @@ void rt_trace(struct rt_core *c, enum rt_trace_level level, const char *text,
               const struct rt_peer *peer, const struct msg_id *id, uint64_t value);
 void rt_observe(struct rt_core *c, enum rt_observe what, double value);
 uint32_t *rt_scratch(struct rt_core *c, uint32_t words); /* NULL: not in this step */
-void rt_todo(struct rt_core *c, struct rt_request *r);
+void rt_pend(struct rt_core *c, struct rt_request *r);
 void rt_state_send(struct rt_core *c, const struct rt_peer *peer);
 bool rt_ready(struct rt_core *c, const char **ret_reason);
 

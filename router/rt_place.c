@@ -38,6 +38,7 @@ static void reconcile(struct rt_core *c, struct rt_worker *w)
         return;
     w->idle_reports = 0;
     uint32_t count = w->request_count;
+    CHECK(count > 0 && !w->lost);
     struct rt_link *l_next = w->requests.next;
     for (uint32_t i = 0; i < count; i++) {
         struct rt_request *r = rt_link_item(l_next, struct rt_request, place);
@@ -59,6 +60,7 @@ static bool canary_differs(const struct msg_worker_info *a, const struct msg_wor
 void rt_on_worker_state(struct rt_core *c, const struct rt_peer *peer, const struct msg *m)
 {
     const struct msg_worker_info *info = &m->u.worker;
+    CHECK(m->type == MSG_WORKER_STATE);
     struct rt_worker *w = rt_table_worker(c->table, peer);
     if (w == NULL) {
         w = rt_table_worker_add(c->table, peer, c->now_us);
@@ -106,6 +108,7 @@ void rt_on_drain(struct rt_core *c, const struct msg *m)
         return;
     }
     bool drain = m->type == MSG_WORKER_DRAIN;
+    CHECK(drain || m->type == MSG_WORKER_RESUME);
     rt_trace(c, RT_TRACE_INFO, drain ? "worker drain" : "worker resume", &w->peer, NULL, worker_id);
     struct msg *d = rt_send(c, &w->peer, m->type, &m->id);
     w->drain = drain;
@@ -119,6 +122,7 @@ void rt_on_drain(struct rt_core *c, const struct msg *m)
 static void canary_send(struct rt_core *c, struct rt_worker *w)
 {
     struct msg_id id;
+    CHECK(!w->lost && !w->canary.active && w->info.state == MSG_WORKER_READY);
     for (uint32_t i = 0; i < sizeof(id.bytes); i += 8) {
         uint64_t word = rng_u64(&c->rng);
         memcpy(id.bytes + i, &word, sizeof(word));
@@ -213,10 +217,12 @@ void rt_place(struct rt_core *c)
             rt_request_finish(c, r, MSG_FINISH_FAILED, ERR_CONTEXT, NULL);
             continue;
         }
+        CHECK(r->state == RT_WAITING && !r->unstored && r->gateway != NULL);
         rt_queue_remove(c->queue, r);
         r->queue_us += c->now_us - r->queued_us;
         r->state = RT_RUNNING;
         r->acked = false;
+        bool first = r->assigned_us == 0;
         rt_worker_join(w, r);
         if (!rt_assign_send(c, r)) { /* no room for its ids in this step */
             rt_worker_leave(r);
@@ -226,9 +232,10 @@ void rt_place(struct rt_core *c)
             c->actions->more = true;
             return;
         }
-        if (r->attempt == 0)
+        if (first)
             rt_observe(c, RT_OBSERVE_QUEUE_US, (double)r->queue_us);
         r->attempt++;
+        CHECK(w->request_count <= w->info.seqs_max && rt_worker_usable(w));
         c->stats.assigned++;
         if (r->resumed > 0)
             c->stats.resumed++;

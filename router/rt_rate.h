@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* router/rt_rate.h - how fast the cluster works off tokens, and when a refused client may return.
  *
- * Owned by the router's loop thread.  Pure: time comes in as now_us, jitter from the caller's rng. */
+ * Owned by the router's loop thread.  Pure: time comes in as now_us, jitter from the caller's
+ * rng. */
 #ifndef ROUTER_RT_RATE_H
 #define ROUTER_RT_RATE_H
 

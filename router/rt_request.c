@@ -44,7 +44,8 @@ static void receipt_set(struct rt_request *r, enum msg_finish finish,
     /* A worker knows only its own part of a resumed request. */
     t->receipt.prompt_tokens = r->prompt_count;
     t->receipt.output_tokens = r->output_count;
-    t->receipt.resumed += r->resumed;
+    /* ... and counts the one that brought it the request. */
+    t->receipt.resumed += receipt != NULL && r->resumed > 0 ? r->resumed - 1 : r->resumed;
     t->receipt.queue_us += r->queue_us;
 }
 
@@ -88,8 +89,12 @@ void rt_request_finish(struct rt_core *c, struct rt_request *r, enum msg_finish 
     r->finish = (struct msg_tokens){.finish = finish, .code = code};
     receipt_set(r, finish, receipt);
     count_finish(c, r, finish);
+    if (finish == MSG_FINISH_CANCELLED) { /* nothing of it will be delivered or resumed */
+        rt_chain_free(c->store, &r->ids);
+        rt_chain_free(c->store, &r->bias);
+    }
     rt_link_insert_before(&c->done, &r->done);
-    rt_todo(c, r);
+    rt_pend(c, r);
 }
 
 void rt_request_cancel(struct rt_core *c, struct rt_request *r)
@@ -104,7 +109,7 @@ void rt_request_cancel(struct rt_core *c, struct rt_request *r)
         r->send_assign = false;
         r->send_cancel = true;
         r->cancel_us = c->now_us;
-        rt_todo(c, r);
+        rt_pend(c, r);
         break;
     case RT_CANCELLING:
         r->again = false;
@@ -137,6 +142,8 @@ void rt_request_requeue(struct rt_core *c, struct rt_request *r, bool lost)
         r->losses++;
         r->resumed++;
     }
+    if (!lost && r->attempt > 0)
+        r->attempt--; /* it was not taken */
     if (r->gateway == NULL)
         rt_request_finish(c, r, MSG_FINISH_CANCELLED, ERR_OK, NULL);
     else if (rt_request_full(c, r))
@@ -154,7 +161,7 @@ void rt_request_release(struct rt_core *c, struct rt_request *r)
     CHECK(r->state == RT_DONE);
     rt_gateway_leave(r);
     rt_link_remove(&r->done);
-    rt_link_remove(&r->todo);
+    rt_link_remove(&r->pending);
     rt_store_give(c->store, &r);
 }
 
@@ -249,7 +256,7 @@ bool rt_request_work(struct rt_core *c, struct rt_request *r)
     }
     if (r->state == RT_DONE && !r->finish_sent && !finish_send(c, r))
         return false;
-    rt_link_remove(&r->todo);
+    rt_link_remove(&r->pending);
     return true;
 }
 
@@ -273,7 +280,7 @@ void rt_request_tick(struct rt_core *c, struct rt_request *r)
     case RT_RUNNING:
         if (!r->acked && !r->unstored && c->now_us - r->assigned_us > RT_ACK_US_MAX) {
             r->send_assign = true;
-            rt_todo(c, r);
+            rt_pend(c, r);
         }
         break;
     case RT_CANCELLING:
@@ -295,6 +302,6 @@ void rt_request_tick(struct rt_core *c, struct rt_request *r)
     }
     /* What came back unsent is tried again here. */
     bool lacks = r->delivered < r->output_count || (r->state == RT_DONE && !r->finish_sent);
-    if (lacks && r->gateway != NULL)
-        rt_todo(c, r);
+    if (lacks && r->gateway != NULL && !r->gateway->lost)
+        rt_pend(c, r);
 }

@@ -99,7 +99,7 @@ struct rt_request *rt_store_take(struct rt_store *s, const struct msg_id *id)
     r->bias = r->ids;
     rt_link_init(&r->place);
     rt_link_init(&r->of_gateway);
-    rt_link_init(&r->todo);
+    rt_link_init(&r->pending);
     rt_link_init(&r->done);
     struct rt_request **bucket = bucket_of(s, id);
     r->hash_next = *bucket;
@@ -113,7 +113,7 @@ void rt_store_give(struct rt_store *s, struct rt_request **request_p)
     CHECK_OBJ(s, STORE_MAGIC);
     CHECK_OBJ(r, REQUEST_MAGIC);
     CHECK(rt_link_alone(&r->place) && rt_link_alone(&r->of_gateway));
-    CHECK(rt_link_alone(&r->todo) && rt_link_alone(&r->done));
+    CHECK(rt_link_alone(&r->pending) && rt_link_alone(&r->done));
     rt_chain_free(s, &r->ids);
     rt_chain_free(s, &r->bias);
     struct rt_request **at = bucket_of(s, &r->id);

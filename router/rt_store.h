@@ -47,7 +47,7 @@ struct rt_request {
 
     struct rt_link place;      /* in the queue or in its worker's list */
     struct rt_link of_gateway; /* in its gateway's list */
-    struct rt_link todo;       /* something has to be sent */
+    struct rt_link pending;    /* something has to be sent */
     struct rt_link done;       /* in the core's list of RT_DONE requests */
     struct rt_flow *flow;      /* while RT_WAITING: NULL = the front */
     struct rt_worker *worker;

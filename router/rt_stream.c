@@ -9,6 +9,7 @@
 void rt_on_assign_reply(struct rt_core *c, struct rt_worker *w, const struct msg *m)
 {
     const struct msg_assign_reply *a = &m->u.assign_reply;
+    CHECK(m->type == MSG_ASSIGN_REPLY);
     if (rt_canary_is(&w->canary, &m->id)) {
         if (w->canary.active && a->code != ERR_OK) {
             struct rt_canary_times t = {.period_us = c->options.canary_us};
@@ -62,6 +63,7 @@ static bool canary_tokens(struct rt_core *c, struct rt_worker *w, const struct m
 
 static void slice(const struct msg_tokens *t, uint32_t skip, struct msg_tokens *ret_t)
 {
+    CHECK(skip <= t->count);
     *ret_t = *t;
     ret_t->seq = t->seq + skip;
     ret_t->count = t->count - skip;
@@ -79,6 +81,7 @@ static bool take_tokens(struct rt_core *c, struct rt_request *r, const struct ms
 {
     if (t->count == 0)
         return true;
+    CHECK(t->seq == r->output_count);
     if (!r->first_token) {
         r->first_token = true;
         rt_rate_done(&c->rate, r->prompt_count);
@@ -92,14 +95,16 @@ static bool take_tokens(struct rt_core *c, struct rt_request *r, const struct ms
     }
     bool all_before = r->delivered == r->output_count;
     r->output_count += t->count;
+    CHECK(r->unstored || r->ids.count == r->prompt_count + r->output_count);
     return !r->unstored || all_before;
 }
 
 /* Hands new tokens straight on, logprobs included, when the gateway has all before them. */
 static void forward(struct rt_core *c, struct rt_request *r, const struct msg_tokens *t)
 {
+    CHECK(r->delivered <= r->output_count);
     if (r->gateway == NULL || t->count == 0 || r->delivered != t->seq) {
-        rt_todo(c, r);
+        rt_pend(c, r);
         return;
     }
     struct msg *m = rt_send(c, &r->gateway->peer, MSG_TOKENS_EMITTED, &r->id);
@@ -148,6 +153,7 @@ static void out_of_step(struct rt_core *c, struct rt_request *r, const struct ms
 void rt_on_tokens(struct rt_core *c, struct rt_worker *w, const struct msg *m)
 {
     const struct msg_tokens *t = &m->u.tokens;
+    CHECK(m->type == MSG_TOKENS_EMITTED);
     if (canary_tokens(c, w, m))
         return;
     struct rt_request *r = rt_store_find(c->store, &m->id);
@@ -194,13 +200,14 @@ void rt_on_tokens(struct rt_core *c, struct rt_worker *w, const struct msg *m)
 void rt_on_unsent_tokens(struct rt_core *c, const struct msg_id *id, uint32_t seq)
 {
     struct rt_request *r = rt_store_find(c->store, id);
-    if (r == NULL || r->gateway == NULL || r->gateway->lost)
+    if (r == NULL || r->gateway == NULL)
         return;
+    CHECK(r->delivered <= r->output_count);
     if (r->unstored) {
         rt_request_cancel(c, r);
         return;
     }
-    /* Tried again at the next tick, until the gateway counts as silent. */
+    /* Tried again at the next tick, while the gateway is heard. */
     if (seq < r->delivered)
         r->delivered = seq;
     r->finish_sent = false;

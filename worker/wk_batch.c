@@ -8,6 +8,9 @@
 
 #define PASS_SLICES_ALONE  4u /* slices of a whole prefill pass while nobody decodes */
 #define PASS_SLICES_SHARED 2u /* and while somebody does: a newcomer waits for the pass */
+/* A decode step takes no longer than this many slices for the sake of drafts. */
+#define STEP_SLICES_SHARED 1.5
+#define STEP_SLICES_ALONE  2.5
 #define SHARE_ROWS_MIN     16u
 
 uint32_t wk_batch_rows(const struct wk_cost *cost, uint32_t rows_max, double context,
@@ -287,14 +290,26 @@ static void decode_seq_add(struct wk_core *core, struct wk_seq *seq, uint32_t dr
     core->flight.entries[core->flight.seq_count++] = entry;
 }
 
-static void decode_step(struct wk_core *core, uint32_t ready)
+/* Drafts of each of count sequences: what the rows allow, and no more than keeps the step short. */
+static uint32_t drafts_allowed(const struct wk_core *core, uint32_t count, bool prefill_waits)
+{
+    uint32_t drafts = (core->options.decode_rows_max - count) / count;
+    double most_us = slice_us(core) * (prefill_waits ? STEP_SLICES_SHARED : STEP_SLICES_ALONE);
+    if (drafts > WK_SPEC_DRAFTS_MAX)
+        drafts = WK_SPEC_DRAFTS_MAX;
+    /* One draft always: where it is right it makes up for its row. */
+    while (drafts > 1 && wk_cost_predict(&core->cost_decode, count * (drafts + 1.0),
+                                         core->decode_context, 1) > most_us)
+        drafts--;
+    return drafts;
+}
+
+static void decode_step(struct wk_core *core, uint32_t ready, bool prefill_waits)
 {
     wk_plan_clear(core->plan, ++core->step, core->kv_epoch, WK_PLAN_DECODE);
     uint32_t rows_max = core->options.decode_rows_max;
     uint32_t count = ready < rows_max ? ready : rows_max;
-    uint32_t drafts_max = (rows_max - count) / count;
-    if (drafts_max > WK_SPEC_DRAFTS_MAX)
-        drafts_max = WK_SPEC_DRAFTS_MAX;
+    uint32_t drafts_max = drafts_allowed(core, count, prefill_waits);
     double positions = 0;
     core->flight.seq_count = 0;
     uint32_t start = core->decode_next % core->order_count;
@@ -308,7 +323,8 @@ static void decode_step(struct wk_core *core, uint32_t ready)
         core->decode_next = at + 1;
     }
     CHECK(core->flight.seq_count == count);
-    fly(core, core->plan->row_count, positions / count, 1);
+    core->decode_context = positions / count;
+    fly(core, core->plan->row_count, core->decode_context, 1);
 }
 
 bool wk_batch_next(struct wk_core *core, uint64_t *ret_wake_us)
@@ -330,8 +346,13 @@ bool wk_batch_next(struct wk_core *core, uint64_t *ret_wake_us)
         prefill_slice(core, false);
         return true;
     }
+    /* Slices and steps take turns; where steps are long and a newcomer has waited for long, slices
+     * may take up to the time of a step. */
     bool owed = core->debt_us > 0 && !r.overdue;
-    if (prefill_can && !owed && core->last_kind != WK_PLAN_PREFILL) {
+    bool turn = core->last_kind != WK_PLAN_PREFILL ||
+                (r.overdue &&
+                 (double)core->prefill_run_us + slice_us(core) <= (double)core->decode_us_last);
+    if (prefill_can && !owed && turn) {
         prefill_slice(core, true);
         return true;
     }
@@ -339,6 +360,6 @@ bool wk_batch_next(struct wk_core *core, uint64_t *ret_wake_us)
         *ret_wake_us = r.drafts_due_us;
         return false;
     }
-    decode_step(core, r.decode_ready);
+    decode_step(core, r.decode_ready, prefill_can);
     return true;
 }

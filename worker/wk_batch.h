@@ -3,7 +3,8 @@
  *
  * Loop thread.  Pure; part of the core (wk_core_state.h declares wk_batch_next).  Fairness: with
  * decoders alive, prefill slices alternate with decode steps; a debt account keeps decoders their
- * share of the time (60 % for one, 80 % for three and more) until a newcomer has waited too long. */
+ * share of the time (60 % for one, 80 % for three and more) until a newcomer has waited for
+ * long. */
 #ifndef WORKER_WK_BATCH_H
 #define WORKER_WK_BATCH_H
 

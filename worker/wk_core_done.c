@@ -114,6 +114,7 @@ static void account(struct wk_core *core, const struct wk_flight *f, const struc
     s->rows_last = f->rows;
     if (f->kind == WK_PLAN_PREFILL) {
         s->steps_prefill++;
+        core->prefill_run_us += result->step_us;
         wk_cost_learn(&core->cost_prefill, f->rows, f->context, f->share, (double)result->step_us);
         smooth(&core->prefill_rate, f->rows * f->share, result->step_us);
         /* G4: decoders keep 60, 70, 80 % of the time with one, two, three or more of them. */
@@ -125,6 +126,8 @@ static void account(struct wk_core *core, const struct wk_flight *f, const struc
         }
     } else if (f->kind == WK_PLAN_DECODE) {
         s->steps_decode++;
+        core->prefill_run_us = 0;
+        core->decode_us_last = result->step_us;
         s->rows_decode += f->rows;
         wk_cost_learn(&core->cost_decode, f->rows, f->context, 1, (double)result->step_us);
         uint64_t cycle = core->now_us - core->cycle_us;

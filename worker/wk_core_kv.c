@@ -166,6 +166,7 @@ void wk_core_kv_attached(struct wk_core *core, const struct wk_event *event)
 void wk_core_kv_detached(struct wk_core *core)
 {
     core->kv_attached = false;
+    CHECK(core->order_count <= core->entry_count);
     for (uint32_t i = 0; i < core->order_count; i++) {
         struct wk_seq *seq = &core->seqs[core->order[i]];
         if (seq->state == WK_SEQ_ZOMBIE) {

@@ -110,9 +110,11 @@ struct wk_core {
     struct wk_prefill prefill;
     uint64_t step, serial, draft_step;
     enum wk_plan_kind last_kind;
-    uint32_t decode_next; /* rotates who rides when a step cannot hold all */
-    uint64_t debt_us;     /* decode time owed before the next prefill slice */
-    uint64_t cycle_us;    /* when the last plan was done */
+    uint32_t decode_next;                    /* rotates who rides when a step cannot hold all */
+    uint64_t debt_us;                        /* decode time owed before the next prefill slice */
+    uint64_t prefill_run_us, decode_us_last; /* slices since the last step; that step */
+    double decode_context;                   /* mean length in the last step */
+    uint64_t cycle_us;                       /* when the last plan was done */
     uint64_t preempted_serial;
     bool draining, stopping;
     uint64_t drain_deadline_us;
@@ -137,11 +139,21 @@ struct wk_seq *wk_core_find(struct wk_core *core, const struct msg_id *id);
 uint32_t wk_core_entry(const struct wk_core *core, const struct wk_seq *seq);
 uint32_t wk_core_length(const struct wk_core *core, const struct wk_seq *seq);
 uint32_t wk_core_outputs(const struct wk_core *core, const struct wk_seq *seq);
-/* Ends a request: tokens[0, count) of r (may be NULL) leave together with the finish. */
+void wk_core_free(struct wk_core *core, struct wk_seq *seq);
+
+/* wk_core_request.c */
+void wk_core_assign(struct wk_core *core, const struct msg *m);
+void wk_core_router_state(struct wk_core *core, const struct msg *m);
+void wk_core_deadlines(struct wk_core *core);
+/* Hands every request that no plan holds back to the router, which carries on elsewhere. */
+void wk_core_hand_back(struct wk_core *core);
+/* Tokens [0, count) of r (NULL with 0) leave, with the finish unless it is NONE. */
 void wk_core_emit(struct wk_core *core, struct wk_seq *seq, const struct wk_result_seq *r,
                   uint32_t count, uint32_t finish, enum err code);
+/* Counts and forgets a request whose finish has left. */
 void wk_core_end(struct wk_core *core, struct wk_seq *seq, uint32_t finish);
-void wk_core_free(struct wk_core *core, struct wk_seq *seq);
+/* Both, without tokens. */
+void wk_core_fail(struct wk_core *core, struct wk_seq *seq, uint32_t finish, enum err code);
 
 /* wk_core_done.c */
 void wk_core_done(struct wk_core *core, const struct wk_result *result);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* worker/wk_cost.h - online fit of a step's time over rows, context and share of the layers.
  *
- * Loop thread.  Pure.  One per plan kind.  us = a + f (b + c rows + d rows context), fitted by
- * recursive least squares with forgetting: what the machine did last counts most. */
+ * Loop thread.  Pure.  One per plan kind.  us = a + f (b + c rows + d rows context), no term
+ * negative, by least squares of the relative error with forgetting: what the machine did last
+ * counts most.  A weak pull towards the prior keeps terms in place that recent steps say nothing
+ * about. */
 #ifndef WORKER_WK_COST_H
 #define WORKER_WK_COST_H
 
@@ -12,7 +14,8 @@
 
 struct wk_cost {
     double weight[WK_COST_TERMS];
-    double cov[WK_COST_TERMS][WK_COST_TERMS];
+    double prior[WK_COST_TERMS], scale[WK_COST_TERMS];
+    double moments[WK_COST_TERMS][WK_COST_TERMS], targets[WK_COST_TERMS];
     uint64_t samples;
 };
 

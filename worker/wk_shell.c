@@ -73,9 +73,22 @@ static void carry_out(struct wk_shell *s)
     }
 }
 
+/* After a pause of our own kvmgr may have given our blocks to others: nothing that we hold may be
+ * written to any more. */
+static void pause_check(struct wk_shell *s)
+{
+    uint64_t now = loop_now_us(s->loop), before = s->beat_us;
+    if (before == 0 || now - before <= PAUSE_US_MAX)
+        return;
+    s->beat_us = now;
+    if (s->kv.attached)
+        wk_shell_kv_lost(s, "this process stood still");
+}
+
 void wk_shell_step(struct wk_shell *s, struct wk_event *event)
 {
     CHECK(s->core != NULL);
+    pause_check(s);
     event->now_us = loop_now_us(s->loop);
     event->now_unix_us = clock_unix_us();
     arena_reset(&s->arena_core);
@@ -196,12 +209,8 @@ static void on_wake(void *arg)
 static void on_beat(void *arg)
 {
     struct wk_shell *s = arg;
-    uint64_t now = loop_now_us(s->loop);
-    /* After a pause of our own kvmgr may have given our blocks to others: nothing that we hold may
-     * be written to any more. */
-    if (s->beat_us != 0 && now - s->beat_us > PAUSE_US_MAX && s->kv.attached)
-        wk_shell_kv_lost(s, "this process stood still");
-    s->beat_us = now;
+    pause_check(s);
+    s->beat_us = loop_now_us(s->loop);
     if (s->loaded) {
         wk_shell_kv_beat(s);
         wk_shell_draft_beat(s);

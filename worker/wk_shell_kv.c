@@ -169,6 +169,7 @@ static void core_open(struct wk_shell *s, const struct wk_arena_shape *shape)
 static void arena_take(struct wk_shell *s)
 {
     struct wk_arena_state *kv = &s->kv;
+    CHECK(kv->offered && !kv->attached && s->loaded);
     struct err_detail detail = {.text = ""};
     struct wk_mapping mapping;
     kv->offered = false;

@@ -194,10 +194,14 @@ static void on_health(void *arg, struct str *out)
                    ",\"seqs_live\":%u,\"seqs_max\":%u,\"tokens_queued\":%" PRIu64
                    ",\"blocks_free\":%u,\"blocks_total\":%u,\"context_max\":%u"
                    ",\"numerics\":\"%s\",\"spec\":\"%s\",\"quantization\":\"%s\""
-                   ",\"kv_state\":%u,\"drafter_state\":%u",
+                   ",\"kv_state\":%u,\"drafter_state\":%u,\"ledger\":{\"accepted\":%" PRIu64
+                   ",\"finished\":%" PRIu64 ",\"failed\":%" PRIu64 ",\"cancelled\":%" PRIu64
+                   ",\"live\":%" PRIu64 "}",
                    phase(s), done, total, info.seqs_live, info.seqs_max, info.tokens_queued,
                    info.blocks_free, info.blocks_total, info.context_max, info.numerics, info.spec,
-                   info.quantization, info.kv_state, info.drafter_state);
+                   info.quantization, info.kv_state, info.drafter_state, info.ledger.accepted,
+                   info.ledger.finished, info.ledger.failed, info.ledger.cancelled,
+                   info.ledger.live);
 }
 
 static void on_heartbeat(void *arg, void (*add)(void *add_arg, const char *name, const char *value),

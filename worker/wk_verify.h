@@ -26,9 +26,9 @@ struct wk_verdict {
     uint32_t finish;      /* enum msg_finish: NONE, STOP or LENGTH */
 };
 
-/* drafts[0, draft_count) were rows 1...; sampled[0, sampled_count) are the tokens of rows 0... up to
- * the first miss or further.  length = final tokens before the step, output_count of them output.
- * sampled_count >= 1, output_count < output_tokens_max, length < context_max. */
+/* drafts[0, draft_count) were rows 1...; sampled[0, sampled_count) are the tokens of rows 0... up
+ * to the first miss or further.  length = final tokens before the step, output_count of them
+ * output.  sampled_count >= 1, output_count < output_tokens_max, length < context_max. */
 struct wk_verdict wk_verify(const struct wk_limits *limits, uint32_t length, uint32_t output_count,
                             const uint32_t *drafts, uint32_t draft_count, const uint32_t *sampled,
                             uint32_t sampled_count);

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "kernels/cpu/op_cpu_variants.h"
+#include "kernels/cpu/op_fast.h"
 #include "kernels/op_dtype.h"
 #include "lib/base/check.h"
 

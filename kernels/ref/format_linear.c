@@ -45,7 +45,8 @@ static void exl3_block(const struct op_quantised_linear_args *a, uint32_t out_fi
     double z[EXL3_ROWS][OP_EXL3_BLOCK], rotated[EXL3_ROWS][OP_EXL3_BLOCK];
     float d[OP_EXL3_TILE][OP_EXL3_BLOCK];
     memset(z, 0, sizeof(z));
-    for (uint32_t i = 0; i < w->in; i += OP_EXL3_TILE) {
+    /* The transform spreads the inputs over the whole block, so the padded rows count too. */
+    for (uint32_t i = 0; i < op_exl3_padded(w->in); i += OP_EXL3_TILE) {
         if (i % OP_EXL3_BLOCK == 0)
             for (uint32_t r = 0; r < rows; r++)
                 rotate_input(w, a->x + (row_first + r) * a->x_stride, i, rotated[r]);

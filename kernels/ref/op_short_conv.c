@@ -16,8 +16,6 @@ static const float *conv_row(const struct op_short_conv_args *a, const struct op
         return NULL;
     if (position >= seq->position_start)
         return a->x + (seq->row_begin + (uint64_t)(position - seq->position_start)) * a->channels;
-    if (seq->fresh)
-        return NULL;
     return ring + (uint64_t)(position % a->ring_rows) * a->channels;
 }
 

@@ -111,7 +111,10 @@ static enum err load_tensors(struct model *m, const struct model_options *option
                                 2 * safetensors_file_bytes(m->tensors)};
     m->weights = weights_create(&m->config);
     /* The reference widens a weight at every use: worth doing once where the model is small. */
-    bool widen = op_table_cpu(&m->ops) == OP_CPU_REF &&
+    op_table_cpu(&m->ops, options->numerics == MODEL_FAST ? OP_FAST_F32 : OP_EXACT, op_cpu_best());
+    op_table_text(&m->ops, m->kernels, sizeof(m->kernels));
+    m->info.kernels = m->kernels;
+    bool widen = op_cpu_best() == OP_CPU_REF &&
                  weights_parameters(&m->config) * sizeof(float) <= WIDEN_BYTES_MAX;
     TRY(weights_bind(m->weights, &m->config, m->tensors, widen, progress_add, &progress, detail));
     m->info.model_fp = identity_fingerprint(m->tensors, texts, progress_add, &progress);

@@ -35,6 +35,7 @@ struct model {
     struct model_config config;
     struct model_info info;
     struct op_table ops;
+    char kernels[OP_TABLE_TEXT_BYTES];
     struct op_ctx ctx;
     struct cpu_pool *pool;
     struct weights *weights;

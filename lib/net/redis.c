@@ -576,7 +576,13 @@ void redis_on_change(struct redis *r, void (*fn)(void *arg, bool up), void *arg)
     r->change_arg = arg;
 }
 
-static enum err command_check(struct redis *r, int argc, const size_t *argv_bytes)
+static size_t argument_bytes(const char *const *argv, const size_t *argv_bytes, int index)
+{
+    return argv_bytes != NULL ? argv_bytes[index] : strlen(argv[index]);
+}
+
+static enum err command_check(struct redis *r, int argc, const char *const *argv,
+                              const size_t *argv_bytes)
 {
     CHECK_OBJ(r, REDIS_MAGIC);
     if (r->phase != PHASE_UP) {
@@ -590,9 +596,10 @@ static enum err command_check(struct redis *r, int argc, const size_t *argv_byte
     }
     size_t bytes = 0;
     for (int i = 0; i < argc; i++) {
-        if (argv_bytes[i] > COMMAND_BYTES_MAX - bytes)
+        size_t more = argument_bytes(argv, argv_bytes, i);
+        if (more > COMMAND_BYTES_MAX - bytes)
             return ERR_TOO_LARGE;
-        bytes += argv_bytes[i];
+        bytes += more;
     }
     return argc <= ARGC_MAX ? ERR_OK : ERR_TOO_LARGE;
 }
@@ -620,7 +627,7 @@ enum err redis_command(struct redis *r, redis_fn fn, void *arg, int argc, const 
     CHECK(argc > 0);
     /* Subscriptions answer more than once: not in this interface. */
     CHECK(strncasecmp(argv[0], "subscribe", 9) != 0 && strncasecmp(argv[0], "psubscr", 7) != 0);
-    TRY(command_check(r, argc, argv_bytes));
+    TRY(command_check(r, argc, argv, argv_bytes));
     return command_send(r, op_take(r, fn, arg), argc, argv, argv_bytes);
 }
 
@@ -659,7 +666,7 @@ enum err redis_script(struct redis *r, const char *script, redis_fn fn, void *ar
                       int argc, const char *const *argv, const size_t *argv_bytes)
 {
     CHECK(argc >= 0 && argc <= ARGC_MAX - 3 && key_count >= 0 && key_count <= argc);
-    TRY(command_check(r, argc, argv_bytes));
+    TRY(command_check(r, argc, argv, argv_bytes));
     char keys[16];
     snprintf(keys, sizeof(keys), "%d", key_count);
     size_t count = (size_t)argc + 3;
@@ -673,7 +680,7 @@ enum err redis_script(struct redis *r, const char *script, redis_fn fn, void *ar
     full[2] = keys, full_bytes[2] = strlen(keys);
     for (int i = 0; i < argc; i++) {
         full[i + 3] = argv[i];
-        full_bytes[i + 3] = argv_bytes[i];
+        full_bytes[i + 3] = argument_bytes(argv, argv_bytes, i);
     }
     struct script *s = script_find(r, script);
     script_ask(r, s);

@@ -51,7 +51,7 @@ bool redis_off(const struct redis *r); /* by its address: will never be up */
 /* fn runs on every change of redis_up (for resync). */
 void redis_on_change(struct redis *r, void (*fn)(void *arg, bool up), void *arg);
 
-/* fn may be NULL. */
+/* fn may be NULL.  argv_bytes NULL: every argument is NUL-terminated text. */
 MUST_USE enum err redis_command(struct redis *r, redis_fn fn, void *arg, int argc,
                                 const char *const *argv, const size_t *argv_bytes);
 /* Runs a Lua script by its SHA1 (EVALSHA), loading it when the server does not know it.  The text

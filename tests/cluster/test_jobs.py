@@ -6,15 +6,6 @@ import random
 import cluster
 from cluster import Cluster
 
-TOOLS = [{"type": "function", "function": {
-    "name": name, "description": text, "parameters": {
-        "type": "object", "properties": {k: {"type": t} for k, t in properties.items()},
-        "required": list(properties)}}} for name, text, properties in (
-            ("get_weather", "Get the weather of a city.", {"city": "string"}),
-            ("add_numbers", "Add two numbers.", {"a": "integer", "b": "integer"}),
-            ("set_timer", "Set a timer.", {"minutes": "integer"}))]
-
-
 def golden_tools():
     """The tool definitions as the model was trained with them, out of the golden prompts."""
     tools = {}
@@ -57,15 +48,22 @@ def test_small_talk_and_effort():
 
 def test_needle():
     with Cluster() as c:
-        colours, animals = ["green", "red", "blue", "white"], ["owl", "fox", "cat", "horse"]
-        for count in (4, 12):
-            pairs = random.sample([(a, b) for a in colours for b in animals], count)
-            codes = {pair: str(random.randrange(1000, 9999)) for pair in pairs}
-            text = " ".join(f"The code of the {a} {b} is {codes[(a, b)]}." for a, b in pairs)
+        colours = ["green", "violet", "white", "black", "amber", "blue", "golden", "silver"]
+        animals = ["owl", "tiger", "wolf", "raven", "crane", "otter", "whale", "horse", "bear"]
+        fillers = ["Every winter the garden sleeps under the snow.",
+                   "A small boat crossed the river before noon.",
+                   "The old bridge was painted again last summer.",
+                   "They keep the island lamp burning all night."]
+        for codes, filler in ((1, 2), (2, 0), (3, 4), (4, 12), (4, 60)):
+            pairs = list(zip(random.sample(colours, codes), random.sample(animals, codes)))
+            code = {pair: str(random.randrange(1000, 9999)) for pair in pairs}
+            lines = [f"The code of the {a} {b} is {code[(a, b)]}." for a, b in pairs] + [
+                random.choice(fillers) for _ in range(filler)]
+            random.shuffle(lines)
             pair = random.choice(pairs)
-            answer = both(c, f"{text} What is the code of the {pair[0]} {pair[1]}?",
-                          reasoning_effort="low")
-            assert codes[pair] in answer.content, (text, pair, answer.content)
+            answer = both(c, " ".join(lines) + f"\nWhat is the code of the {pair[0]} {pair[1]}?",
+                          reasoning_effort=random.choice(["low", "high", "max"]))
+            assert code[pair] in answer.content, (lines, pair, answer.content)
 
 
 def test_tools_and_results():
@@ -75,13 +73,23 @@ def test_tools_and_results():
         call = both(c, "What is the weather in Oslo?", tools=chosen)
         assert call.finish == "tool_calls", call.key()
         assert call.tool_calls() == [("get_weather", {"city": "Oslo"})], call.calls
-        history = [{"role": "user", "content": "What is the weather in Oslo?"},
-                   {"role": "assistant", "content": None, "reasoning_content": call.reasoning,
-                    "tool_calls": [{"id": call.calls[0]["id"], "type": "function", "function": {
-                        "name": "get_weather", "arguments": call.calls[0]["arguments"]}}]},
-                   {"role": "tool", "tool_call_id": call.calls[0]["id"], "content": "sunny, 21 degrees"}]
-        answer = both(c, history, tools=chosen)
-        assert answer.finish == "stop" and "Oslo" in answer.content, answer.key()
+        for question, name, result, answer_part in (
+                ("What is the weather in Oslo?", "get_weather", None, "Oslo"),
+                ("Set a timer for 24 minutes.", "set_timer", '{"ok": true}',
+                 "The timer is set for 24 minutes."),
+                ("Play the song green winter.", "play_music", '{"playing": true}',
+                 "Now playing green winter.")):
+            call = both(c, question, tools=[tools[name]], reasoning_effort="low")
+            assert call.finish == "tool_calls" and call.calls[0]["name"] == name, call.key()
+            if result is None:
+                continue
+            history = [{"role": "user", "content": question},
+                       {"role": "assistant", "content": None, "reasoning_content": call.reasoning,
+                        "tool_calls": [{"id": call.calls[0]["id"], "type": "function", "function": {
+                            "name": name, "arguments": call.calls[0]["arguments"]}}]},
+                       {"role": "tool", "tool_call_id": call.calls[0]["id"], "content": result}]
+            answer = both(c, history, tools=[tools[name]], reasoning_effort="low")
+            assert answer.finish == "stop" and answer_part in answer.content, answer.key()
         assert both(c, "Add 12 and 30.", tools=chosen).tool_calls() == [
             ("add_numbers", {"a": 12, "b": 30})]
         assert both(c, "Set a timer for 24 minutes.", tools=chosen).tool_calls() == [

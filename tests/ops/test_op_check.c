@@ -22,7 +22,7 @@ static int setup(void **state)
 {
     (void)state;
     op_table_ref(&ref);
-    (void)op_table_cpu(&best);
+    op_table_cpu(&best, OP_EXACT, op_cpu_best());
     return 0;
 }
 

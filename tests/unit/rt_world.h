@@ -52,7 +52,7 @@ struct fake_seq {
     struct msg_id id;
     uint64_t prompt;
     uint32_t prompt_count, k, max, stop_at;
-    bool canary, cancelled;
+    bool canary, cancelled, resumed;
 };
 
 struct fake_worker {
@@ -373,6 +373,7 @@ static inline void seq_end(struct world *w, uint32_t i, struct fake_seq *s, uint
     m.u.tokens.code = code;
     m.u.tokens.has_receipt = true;
     m.u.tokens.receipt.spec = "fixed:7";
+    m.u.tokens.receipt.resumed = s->resumed;
     s->used = false;
     f->ledger.live--;
     if (finish == MSG_FINISH_CANCELLED)
@@ -419,7 +420,8 @@ static inline void worker_assign(struct world *w, uint32_t i, const struct msg *
                            .k = k,
                            .max = q->limits.output_tokens_max,
                            .stop_at = q->limits.ignore_eos ? UINT32_MAX : stop_of(prompt),
-                           .canary = q->canary};
+                           .canary = q->canary,
+                           .resumed = q->attempt > 0 || k > 0};
     if (fresh) {
         f->ledger.accepted++;
         f->ledger.live++;
@@ -458,6 +460,7 @@ static inline void seq_emit(struct world *w, uint32_t i, struct fake_seq *s)
         m.u.tokens.has_receipt = true;
         m.u.tokens.receipt.spec = "fixed:7";
         m.u.tokens.receipt.output_tokens = 1;
+        m.u.tokens.receipt.resumed = s->resumed;
         s->used = false;
         f->ledger.live--;
         f->ledger.finished++;
@@ -749,6 +752,14 @@ static inline void gateway_run(struct world *w, uint32_t i)
         gateway_msg(w, i, &m);
     if (w->now_us - g->announce_us >= 500000 || g->announce_us == 0)
         announce(w, i);
+    for (uint32_t n = 0; n < STREAMS; n++) {
+        struct stream *s = &g->streams[n];
+        if (s->state != S_SENT || w->now_us - s->sent_us < 10000000)
+            continue;
+        stream_cancel(w, i, s);
+        s->state = S_OVER;
+        s->reply = ERR_TIMEOUT;
+    }
 }
 
 /* ---- time ---- */

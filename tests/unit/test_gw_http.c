@@ -27,9 +27,9 @@ static struct gw_http_options options;
 
 static void answer(struct gw_http_request *r, int status, const char *text, size_t bytes)
 {
-    gw_http_reply(r, &(struct gw_http_reply){
-                         .status = status, .content_type = "text/plain", .body = text,
-                         .body_bytes = bytes});
+    gw_http_reply(
+        r, &(struct gw_http_reply){
+               .status = status, .content_type = "text/plain", .body = text, .body_bytes = bytes});
 }
 
 static void on_head(void *arg, struct gw_http_request *r)
@@ -191,10 +191,10 @@ static uint32_t count_text(const char *text)
 
 struct framing_case {
     const char *request;
-    const char *first;          /* the answer begins with this */
-    uint32_t answers;           /* how many there are */
+    const char *first; /* the answer begins with this */
+    uint32_t answers;  /* how many there are */
     bool closed;
-    const char *holds;          /* NULL = anything */
+    const char *holds; /* NULL = anything */
 };
 
 #define H "Host: a\r\n"
@@ -229,8 +229,8 @@ static const struct framing_case framing_cases[] = {
      "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200", 2, false, "[hi]"},
     {"POST /nowhere HTTP/1.1\r\n" H "Expect: 100-continue\r\nContent-Length: 2\r\n\r\n",
      "HTTP/1.1 404", 1, true, "Connection: close"},
-    {"POST / HTTP/1.1\r\n" H "Expect: 100-continue\r\nContent-Length: 2000\r\n\r\n",
-     "HTTP/1.1 413", 1, true, "body_too_large"},
+    {"POST / HTTP/1.1\r\n" H "Expect: 100-continue\r\nContent-Length: 2000\r\n\r\n", "HTTP/1.1 413",
+     1, true, "body_too_large"},
     {"POST / HTTP/1.1\r\n" H "Expect: tea\r\nContent-Length: 2\r\n\r\nhi", "HTTP/1.1 417", 1, true,
      NULL},
     /* what must be refused */
@@ -267,14 +267,14 @@ static const struct framing_case framing_cases[] = {
     {"POST / HTTP/1.1\r\n" H "Content-Length: -2\r\n\r\nhi", "HTTP/1.1 400", 1, true, NULL},
     {"POST / HTTP/1.1\r\n" H "Content-Length: 0x2\r\n\r\nhi", "HTTP/1.1 400", 1, true, NULL},
     {"POST / HTTP/1.1\r\n" H "Content-Length:\r\n\r\nhi", "HTTP/1.1 400", 1, true, NULL},
-    {"POST / HTTP/1.1\r\n" H "Content-Length: 99999999999999999999999\r\n\r\nhi", "HTTP/1.1 400",
-     1, true, NULL},
+    {"POST / HTTP/1.1\r\n" H "Content-Length: 99999999999999999999999\r\n\r\nhi", "HTTP/1.1 400", 1,
+     true, NULL},
     {"POST / HTTP/1.1\r\n" H "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
      "HTTP/1.1 400", 1, true, "both"},
     {"POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n0\r\n\r\n",
      "HTTP/1.1 400", 1, true, "both"},
-    {"POST / HTTP/1.1\r\n" H "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "HTTP/1.1 501",
-     1, true, NULL},
+    {"POST / HTTP/1.1\r\n" H "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "HTTP/1.1 501", 1,
+     true, NULL},
     {"POST / HTTP/1.1\r\n" H "Transfer-Encoding: identity\r\n\r\n", "HTTP/1.1 501", 1, true, NULL},
     {"POST / HTTP/1.1\r\n" H
      "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -289,8 +289,8 @@ static const struct framing_case framing_cases[] = {
      "HTTP/1.1 400", 1, true, NULL},
     {"POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\n",
      "HTTP/1.1 400", 1, true, NULL},
-    {"POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n0\r\nX: 1\n\r\n", "HTTP/1.1 400",
-     1, true, "trailer"},
+    {"POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n0\r\nX: 1\n\r\n", "HTTP/1.1 400", 1,
+     true, "trailer"},
     {"POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n0\r\nX: 1\r\n y\r\n\r\n",
      "HTTP/1.1 400", 1, true, "trailer"},
     {"POST / HTTP/1.1\r\n" H "Content-Length: 1001\r\n\r\n", "HTTP/1.1 413", 1, true,
@@ -462,7 +462,7 @@ static void slow_reader(void **state)
             turn();
     }
     assert_false(ok);
-    assert_int_equal(gone_count, 0);        /* never from inside a call */
+    assert_int_equal(gone_count, 0); /* never from inside a call */
     turn();
     assert_int_equal(gone_count, 1);
     assert_int_equal(gone_why, GW_HTTP_GONE_SLOW);
@@ -523,8 +523,8 @@ static void bodies_together(void **state)
     options.body_bytes_max = 80000;
     start();
     static char big[70000];
-    size_t n = (size_t)snprintf(big, sizeof(big),
-                                "POST / HTTP/1.1\r\n" H "Content-Length: 80000\r\n\r\n");
+    size_t n =
+        (size_t)snprintf(big, sizeof(big), "POST / HTTP/1.1\r\n" H "Content-Length: 80000\r\n\r\n");
     memset(big + n, 'x', 60000);
     int a = open_client(), b = open_client();
     say(a, big, n + 60000);

@@ -481,12 +481,6 @@ static void a_thousand_runs(void **state)
     assert_true(seen.preempted > 0 && seen.replanned > 0 && seen.kv_full > 0);
     assert_true(seen.drafts_late > 0 && seen.drafts_garbage > 0 && seen.drafts_timeout > 0);
     assert_true(seen.ledger.cancelled > 100 && seen.ledger.finished > 5000);
-    fprintf(
-        stderr,
-        "%lu %lu ab %lu fail %lu d %lu a %lu p %lu r %lu f %lu l %lu g %lu t %lu c %lu fi %lu\n",
-        seen.steps_prefill, seen.steps_decode, seen.steps_abandoned, seen.steps_failed,
-        seen.drafted, seen.accepted, seen.preempted, seen.replanned, seen.kv_full, seen.drafts_late,
-        seen.drafts_garbage, seen.drafts_timeout, seen.ledger.cancelled, seen.ledger.finished);
 }
 
 int main(void)

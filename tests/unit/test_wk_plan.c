@@ -159,6 +159,16 @@ static void costs_are_learnt(void **state)
         wk_cost_learn(&c, 256, 1000, 1, 3 * (20500 + 700.0 * 256));
     double slow = wk_cost_predict(&c, 256, 1000, 1);
     assert_true(slow > 2.7 * 199700 && slow < 3.3 * 199700);
+    /* One-sided for long, then something else: what was not seen is not made up. */
+    wk_cost_init(&c, 0, 1300);
+    for (int i = 0; i < 3000; i++)
+        wk_cost_learn(&c, 1 + rng_below(&r, 3), rng_below(&r, 200), 1, 150 + rng_below(&r, 400));
+    assert_true(wk_cost_predict(&c, 2, 100, 1) < 700);
+    assert_true(wk_cost_predict(&c, 100, 0, 1) < 100000);
+    for (int i = 0; i < 30; i++)
+        wk_cost_learn(&c, 100, 100, 1, 13000 + rng_below(&r, 2000));
+    double whole = wk_cost_predict(&c, 100, 100, 1);
+    assert_true(whole > 10000 && whole < 18000);
     wk_cost_init(&c, 0, 1);
     for (int i = 0; i < 5000; i++) /* always the same: nothing winds up */
         wk_cost_learn(&c, 8, 0, 1, 1000);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tests/unit/wk_world.h - the batching core against a fake executor, kvmgr, drafter and router on a virtual clock.
+/* tests/unit/wk_world.h - the batching core against a fake executor, kvmgr, drafter and router on
+ * a virtual clock.
  *
  * The fake model's token is a hash of the whole history, read back through the block tables that
  * the plans carry and checked against the state slot, so a wrong table, slot, replay count or

@@ -147,6 +147,7 @@ int tool_eval(int argc, char **argv)
         (void)err_set(&detail, ERR_INVALID, "eval: --golden DIR is missing");
         return tool_fail(&detail);
     }
+    options.directory = directory;
     options.slice_rows = (uint32_t)slice_rows;
     options.slice_layers = (uint32_t)slice_layers;
     if (eval_all(directory, &options, numerics, (uint32_t)thread_count, &cases, &failed, &detail) !=

@@ -13,9 +13,11 @@ struct safetensors;
 struct safetensors_tensor;
 
 struct eval_options {
-    const char *golden;    /* directory */
-    uint32_t slice_rows;   /* 0 = whole prompts up to 512 rows */
-    uint32_t slice_layers; /* 0 = all */
+    const char *directory;            /* of the model */
+    const char *golden;               /* of the vectors */
+    uint32_t slice_rows;              /* 0 = whole prompts up to 512 rows */
+    double logit_bound, stream_bound; /* 0 = those of the vectors' description */
+    uint32_t slice_layers;            /* 0 = all */
 };
 
 struct eval_verdict {

@@ -114,7 +114,9 @@ enum err eval_random(struct model *m, const struct safetensors *set,
         if (e != ERR_OK)
             return e;
         (*cases)++;
-        *failed += eval_report(k.name, &k.verdict, BOUND, BOUND) ? 0 : 1;
+        double logit = options->logit_bound > 0 ? options->logit_bound : BOUND;
+        double stream = options->stream_bound > 0 ? options->stream_bound : BOUND;
+        *failed += eval_report(k.name, &k.verdict, logit, stream) ? 0 : 1;
     }
     return ERR_OK;
 }

@@ -12,8 +12,10 @@
 #include "lib/model/config.h"
 #include "lib/model/model.h"
 #include "lib/model/safetensors.h"
+#include "lib/model/tool/prompt.h"
 #include "lib/model/tool/session.h"
 #include "lib/model/tool/tool.h"
+#include "lib/text/tokenizer.h"
 
 #define BOUND          1e-3 /* golden/model-trained: logits after the prompt */
 #define SLICE_ROWS     256
@@ -27,6 +29,9 @@ struct answers {
         const char *name;
         uint32_t *ids;
         uint32_t count;
+        const char *prompt; /* may be NULL */
+        size_t prompt_bytes;
+        bool used;
         struct answer *next;
     } * first;
 };
@@ -34,6 +39,7 @@ struct answers {
 static enum err add_answer(struct answers *a, const struct json *line, struct err_detail *detail)
 {
     const struct json *name = json_get(line, "name"), *ids = json_get(line, "ids");
+    const struct json *prompt = json_get(line, "prompt");
     if (!json_is(name, JSON_STRING) || !json_is(ids, JSON_ARRAY) || ids->count > ANSWER_MAX)
         return err_set(detail, ERR_INVALID, "greedy.jsonl: a line lacks name or ids");
     struct answer *answer = arena_alloc(&a->arena, sizeof(*answer));
@@ -41,6 +47,10 @@ static enum err add_answer(struct answers *a, const struct json *line, struct er
         return ERR_NOMEM;
     answer->name = arena_strndup(&a->arena, name->text, name->bytes);
     answer->ids = arena_alloc_array(&a->arena, ids->count + 1u, sizeof(uint32_t));
+    if (json_is(prompt, JSON_STRING)) {
+        answer->prompt = arena_strndup(&a->arena, prompt->text, prompt->bytes);
+        answer->prompt_bytes = prompt->bytes;
+    }
     if (answer->name == NULL || answer->ids == NULL)
         return err_set(detail, ERR_NOMEM, "greedy.jsonl: too large");
     for (const struct json *v = ids->child; v != NULL; v = v->next) {
@@ -83,9 +93,9 @@ static enum err read_answers(struct answers *a, const char *directory, struct er
     return e;
 }
 
-static const struct answer *find_answer(const struct answers *a, const char *name)
+static struct answer *find_answer(const struct answers *a, const char *name)
 {
-    for (const struct answer *v = a->first; v != NULL; v = v->next)
+    for (struct answer *v = a->first; v != NULL; v = v->next)
         if (strcmp(v->name, name) == 0)
             return v;
     return NULL;
@@ -150,12 +160,49 @@ static enum err eval_named(struct model *m, const struct safetensors *set, uint3
     TRY(eval_find(set, name, "F32", 1, vocab, &k.last_logits, detail));
     TRY(eval_ids(t, vocab, &ids, detail));
     k.ids = ids;
-    k.answer = find_answer(answers, k.name);
+    struct answer *answer = find_answer(answers, k.name);
+    if (answer != NULL)
+        answer->used = true;
+    k.answer = answer;
     struct eval_verdict v = {.sets_equal = true, .ids_equal = true};
     enum err e = run_case(m, &k, options, &v, detail);
     mem_give(ids);
     if (e == ERR_OK)
         *failed += eval_report(k.name, &v, BOUND, BOUND) ? 0 : 1;
+    return e;
+}
+
+/* Answers whose prompt stands in greedy.jsonl as text only. */
+static enum err eval_texts(struct model *m, const struct answers *answers,
+                           const struct eval_options *options, uint32_t *cases, uint32_t *failed,
+                           struct err_detail *detail)
+{
+    struct tokenizer *tokenizer = NULL;
+    struct token_ids ids;
+    enum err e = prompt_tokenizer(options->directory, &tokenizer, detail);
+    token_ids_init(&ids, 1u << 24);
+    for (const struct answer *v = answers->first; e == ERR_OK && v != NULL; v = v->next) {
+        if (v->used)
+            continue;
+        token_ids_clear(&ids);
+        if (v->prompt == NULL || tokenizer == NULL ||
+            tokenizer_encode(tokenizer, v->prompt, v->prompt_bytes, true, &ids) != ERR_OK ||
+            ids.count == 0) {
+            e = err_set(detail, ERR_INVALID,
+                        "greedy.jsonl: \"%s\": no prompt_ids, and no prompt "
+                        "that can be encoded",
+                        v->name);
+            break;
+        }
+        struct trained_case k = {.ids = ids.ids, .count = (uint32_t)ids.count, .answer = v};
+        struct eval_verdict verdict = {.sets_equal = true, .ids_equal = true};
+        e = run_case(m, &k, options, &verdict, detail);
+        *cases += 1;
+        if (e == ERR_OK)
+            *failed += eval_report(v->name, &verdict, BOUND, BOUND) ? 0 : 1;
+    }
+    token_ids_fini(&ids);
+    tokenizer_destroy(&tokenizer);
     return e;
 }
 
@@ -176,6 +223,8 @@ enum err eval_trained(struct model *m, const struct safetensors *set,
         (*cases)++;
         e = eval_named(m, set, i, &answers, options, failed, detail);
     }
+    if (e == ERR_OK)
+        e = eval_texts(m, &answers, options, cases, failed, detail);
     arena_fini(&answers.arena);
     return e;
 }

@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Speed of the kernels against limits measured in the same run on the same machine.
+ *
+ * GEMV: share of the read bandwidth of a plain sum over the same bytes.  GEMM: share of OpenBLAS
+ * sgemm where that was found at build time.  Every figure is the median over repetitions of the
+ * ratio inside one repetition, so that a noisy neighbour slows both sides alike.
+ *
+ *   bench_kernels [--seconds S] [--only TEXT] [--limit ref|avx2|avx512|neon] */
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#ifdef HAVE_OPENBLAS
+#include <cblas.h>
+void openblas_set_num_threads(int threads);
+#endif
+
+#include "kernels/op_table.h"
+#include "lib/base/rng.h"
+#include "lib/model/cpu_pool.h"
+
+#define REPETITIONS_MAX 200
+#define GEMV_BYTES      ((size_t)256 << 20) /* beyond every cache */
+
+static struct op_table ops;
+static double seconds_each = 1.5;
+static const char *only = "";
+static volatile uint64_t sink;
+
+/* Time of the calling thread where one thread does all the work: neighbours do not count. */
+static clockid_t timer = CLOCK_THREAD_CPUTIME_ID;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(timer, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *x, int n)
+{
+    qsort(x, (size_t)n, sizeof(*x), by_value);
+    return n % 2 != 0 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
+}
+
+/* The two sides of a comparison. */
+struct side {
+    void (*run)(void *arg);
+    void *arg;
+};
+
+/* Median seconds of both sides and of limit / subject, measured alternately. */
+static double compare(struct side subject, struct side limit, double *ret_subject,
+                      double *ret_limit)
+{
+    static double s[REPETITIONS_MAX], l[REPETITIONS_MAX], ratio[REPETITIONS_MAX];
+    int n = 0;
+    subject.run(subject.arg);
+    limit.run(limit.arg);
+    double end = now() + seconds_each;
+    while (n < REPETITIONS_MAX && (n < 5 || now() < end)) {
+        double t0 = now();
+        limit.run(limit.arg);
+        double t1 = now();
+        subject.run(subject.arg);
+        double t2 = now();
+        l[n] = t1 - t0;
+        s[n] = t2 - t1;
+        ratio[n] = l[n] / s[n];
+        n++;
+    }
+    *ret_subject = median(s, n);
+    *ret_limit = median(l, n);
+    return median(ratio, n);
+}
+
+/* Plain sum over the bytes, split over the same threads. */
+struct sum {
+    const struct op_ctx *ctx;
+    const uint64_t *words;
+    size_t count;
+    uint64_t totals[4096];
+};
+
+#define SUM_ITEMS 4096
+
+static void sum_items(const void *arg, uint32_t begin, uint32_t end)
+{
+    struct sum *s = (struct sum *)(uintptr_t)arg;
+    size_t each = s->count / SUM_ITEMS;
+    uint64_t a = 0, b = 0, c = 0, d = 0;
+    const uint64_t *w = s->words + begin * each;
+    for (size_t i = 0; i + 4 <= (end - begin) * each; i += 4) {
+        a += w[i];
+        b += w[i + 1];
+        c += w[i + 2];
+        d += w[i + 3];
+    }
+    s->totals[begin] = a + b + c + d;
+}
+
+static void run_sum(void *arg)
+{
+    struct sum *s = arg;
+    op_for(s->ctx, SUM_ITEMS, s->count / SUM_ITEMS, sum_items, s);
+    sink += s->totals[0];
+}
+
+struct linear {
+    const struct op_ctx *ctx;
+    struct op_linear_args args;
+};
+
+static void run_linear(void *arg)
+{
+    struct linear *l = arg;
+    if (ops.linear(&l->args, l->ctx) != ERR_OK)
+        abort();
+}
+
+static float *random_floats(size_t count, struct rng *rng)
+{
+    float *x = aligned_alloc(64, (count * sizeof(float) + 63) & ~(size_t)63);
+    if (x == NULL)
+        abort();
+    for (size_t i = 0; i < count; i++)
+        x[i] = (float)(rng_unit(rng) * 2 - 1);
+    return x;
+}
+
+/* Random bf16 or f16 values of magnitude below one; f32 when asked. */
+static void *random_weights(size_t count, enum op_dtype dtype, struct rng *rng)
+{
+    if (dtype == OP_F32)
+        return random_floats(count, rng);
+    uint16_t *w = aligned_alloc(64, (count * 2 + 63) & ~(size_t)63);
+    if (w == NULL)
+        abort();
+    for (size_t i = 0; i < count; i++) {
+        uint32_t r = rng_below(rng, 1u << 16);
+        uint32_t exponent = dtype == OP_BF16 ? 0x3f00u : 0x3800u;
+        w[i] = (uint16_t)((r & 0x8000u) | exponent | (r & 0x7fu));
+    }
+    return w;
+}
+
+static const char *dtype_name(enum op_dtype dtype)
+{
+    return dtype == OP_F32 ? "f32" : dtype == OP_BF16 ? "bf16" : "f16";
+}
+
+static bool wanted(const char *name)
+{
+    return strstr(name, only) != NULL;
+}
+
+static void bench_gemv(enum op_dtype dtype, const struct op_ctx *ctx, int threads)
+{
+    char name[64];
+    snprintf(name, sizeof(name), "gemv_%s_threads%d", dtype_name(dtype), threads);
+    if (!wanted(name))
+        return;
+    struct rng rng;
+    rng_init(&rng, 1);
+    uint32_t in = 4096, out = (uint32_t)(GEMV_BYTES / in / (dtype == OP_F32 ? 4 : 2));
+    float *x = random_floats(in, &rng), *y = random_floats(out, &rng);
+    void *w = random_weights((size_t)in * out, dtype, &rng);
+    struct linear l = {ctx, {x, {w, dtype}, y, 1, in, out, in, out}};
+    static struct sum sum;
+    sum.ctx = ctx;
+    sum.words = w;
+    sum.count = GEMV_BYTES / 8;
+    double subject, limit;
+    double share =
+        compare((struct side){run_linear, &l}, (struct side){run_sum, &sum}, &subject, &limit);
+    printf("%-24s %7.2f GB/s, read %7.2f GB/s, share %.3f\n", name, GEMV_BYTES / subject * 1e-9,
+           GEMV_BYTES / limit * 1e-9, share);
+    fflush(stdout);
+    free(x);
+    free(y);
+    free(w);
+}
+
+#ifdef HAVE_OPENBLAS
+struct blas {
+    const float *x, *w;
+    float *y;
+    int rows, in, out;
+};
+
+static void run_blas(void *arg)
+{
+    struct blas *b = arg;
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, b->rows, b->out, b->in, 1, b->x, b->in,
+                b->w, b->in, 0, b->y, b->out);
+}
+#endif
+
+static void run_nothing(void *arg)
+{
+    (void)arg;
+}
+
+static void bench_gemm(enum op_dtype dtype, uint32_t rows, const struct op_ctx *ctx, int threads)
+{
+    char name[64];
+    uint32_t in = 4096, out = 4096;
+    snprintf(name, sizeof(name), "gemm_%s_%ux%ux%u_threads%d", dtype_name(dtype), rows, in, out,
+             threads);
+    if (!wanted(name))
+        return;
+    struct rng rng;
+    rng_init(&rng, 2);
+    float *x = random_floats((size_t)rows * in, &rng), *y = random_floats((size_t)rows * out, &rng);
+    void *w = random_weights((size_t)in * out, dtype, &rng);
+    struct linear l = {ctx, {x, {w, dtype}, y, rows, in, out, in, out}};
+    struct side other = {run_nothing, NULL};
+#ifdef HAVE_OPENBLAS
+    float *wide = random_floats((size_t)in * out, &rng);
+    float *z = random_floats((size_t)rows * out, &rng);
+    struct blas blas = {x, wide, z, (int)rows, (int)in, (int)out};
+    openblas_set_num_threads(threads);
+    other = (struct side){run_blas, &blas};
+#endif
+    double subject, limit, flops = 2.0 * rows * in * out;
+    double share = compare((struct side){run_linear, &l}, other, &subject, &limit);
+#ifdef HAVE_OPENBLAS
+    printf("%-36s %7.2f GFLOP/s, sgemm %7.2f, share %.3f\n", name, flops / subject * 1e-9,
+           flops / limit * 1e-9, share);
+    free(wide);
+    free(z);
+#else
+    (void)share;
+    printf("%-36s %7.2f GFLOP/s\n", name, flops / subject * 1e-9);
+#endif
+    fflush(stdout);
+    free(x);
+    free(y);
+    free(w);
+}
+
+static enum op_cpu parse_limit(const char *text)
+{
+    for (unsigned cpu = 0; cpu < OP_CPU_COUNT; cpu++)
+        if (strcmp(op_cpu_name((enum op_cpu)cpu), text) == 0)
+            return (enum op_cpu)cpu;
+    fprintf(stderr, "--limit %s: no such instruction set\n", text);
+    exit(2);
+}
+
+int main(int argc, char **argv)
+{
+    enum op_cpu limit = op_cpu_best();
+    for (int i = 1; i + 1 < argc; i += 2) {
+        if (strcmp(argv[i], "--seconds") == 0)
+            seconds_each = atof(argv[i + 1]);
+        else if (strcmp(argv[i], "--only") == 0)
+            only = argv[i + 1];
+        else if (strcmp(argv[i], "--limit") == 0)
+            limit = parse_limit(argv[i + 1]);
+    }
+    char text[OP_TABLE_TEXT_BYTES];
+    op_table_cpu(&ops, OP_FAST_F32, limit);
+    op_table_text(&ops, text, sizeof(text));
+    printf("kernels: %s\n", text);
+    struct cpu_pool *pool = cpu_pool_create(2);
+    struct op_ctx one = {NULL, NULL}, two = {cpu_pool_run, pool};
+    for (int threads = 1; threads <= 2; threads++) {
+        const struct op_ctx *ctx = threads == 1 ? &one : &two;
+        timer = threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
+        bench_gemv(OP_BF16, ctx, threads);
+        bench_gemv(OP_F16, ctx, threads);
+        bench_gemv(OP_F32, ctx, threads);
+        bench_gemm(OP_BF16, 512, ctx, threads);
+        bench_gemm(OP_F32, 512, ctx, threads);
+        bench_gemm(OP_BF16, 4, ctx, threads);
+    }
+    cpu_pool_destroy(&pool);
+    return 0;
+}
