@@ -25,7 +25,7 @@ VF_INLINE vf weights_at(const void *w, uint64_t i, enum op_dtype dtype)
 VF_INLINE vf weights_at_n(const void *w, uint64_t i, enum op_dtype dtype, uint32_t n)
 {
     float lane[VF_LANES] = {0};
-    struct op_weight all = {w, dtype};
+    struct op_weight all = {.data = w, .dtype = dtype};
     op_widen(&all, i, n, lane);
     return vf_load(lane);
 }

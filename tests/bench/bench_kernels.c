@@ -174,7 +174,7 @@ static void bench_gemv(enum op_dtype dtype, const struct op_ctx *ctx, int thread
     uint32_t in = 4096, out = (uint32_t)(GEMV_BYTES / in / (dtype == OP_F32 ? 4 : 2));
     float *x = random_floats(in, &rng), *y = random_floats(out, &rng);
     void *w = random_weights((size_t)in * out, dtype, &rng);
-    struct linear l = {ctx, {x, {w, dtype}, y, 1, in, out, in, out}};
+    struct linear l = {ctx, {x, {w, dtype, NULL}, y, 1, in, out, in, out}};
     static struct sum sum;
     sum.ctx = ctx;
     sum.words = w;
@@ -222,7 +222,7 @@ static void bench_gemm(enum op_dtype dtype, uint32_t rows, const struct op_ctx *
     rng_init(&rng, 2);
     float *x = random_floats((size_t)rows * in, &rng), *y = random_floats((size_t)rows * out, &rng);
     void *w = random_weights((size_t)in * out, dtype, &rng);
-    struct linear l = {ctx, {x, {w, dtype}, y, rows, in, out, in, out}};
+    struct linear l = {ctx, {x, {w, dtype, NULL}, y, rows, in, out, in, out}};
     struct side other = {run_nothing, NULL};
 #ifdef HAVE_OPENBLAS
     float *wide = random_floats((size_t)in * out, &rng);
