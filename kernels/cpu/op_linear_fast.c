@@ -202,11 +202,27 @@ static void packed(const struct linear_job *j, uint32_t begin, uint32_t end)
     }
 }
 
+/* DOT_OUTS outputs of one row; false if the weight must go the general way. */
+static bool quantised_outs(const struct linear_job *j, uint32_t o)
+{
+    const float *x = job_x(j, 0);
+    vf4 total = {0}, sums;
+    for (uint32_t i = 0; i < j->in; i += DOT_BLOCK) {
+        uint32_t n = j->in - i < DOT_BLOCK ? j->in - i : DOT_BLOCK;
+        if (!OP_FAST(quant_dots)(j->w->quantised, o, i, n, x + i, &sums))
+            return false;
+        total = i == 0 ? sums : total + sums;
+    }
+    memcpy(j->y + o, &total, sizeof(total));
+    return true;
+}
+
 /* Few rows of a quantised weight: each weight row is read from end to end. */
 static void packed_few(const struct linear_job *j, uint32_t begin, uint32_t end)
 {
     for (uint32_t o = begin; o < end; o += DOT_OUTS)
-        packed(j, o, o + DOT_OUTS < end ? o + DOT_OUTS : end);
+        if (j->rows != 1 || end - o < DOT_OUTS || !quantised_outs(j, o))
+            packed(j, o, o + DOT_OUTS < end ? o + DOT_OUTS : end);
 }
 
 static void add_bias(const struct linear_job *j, uint32_t begin, uint32_t end)

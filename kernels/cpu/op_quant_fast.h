@@ -6,7 +6,10 @@
 #ifndef KERNELS_CPU_OP_QUANT_FAST_H
 #define KERNELS_CPU_OP_QUANT_FAST_H
 
+#include <stdbool.h>
+
 #include "kernels/cpu/op_fast.h"
+#include "kernels/cpu/op_vec.h"
 #include "kernels/op_format.h"
 
 /* Outputs of one weight matrix for `rows` rows.  x row r is the one numbered x_rows[r], or
@@ -31,6 +34,11 @@ static inline const float *job_x(const struct linear_job *j, uint32_t r)
  * more rounding of op_quantised_row's. */
 void OP_FAST(quant_row)(const struct op_quantised *w, uint32_t row, uint32_t first, uint32_t n,
                         float *out);
+
+/* Products of rows [row, row + 4) with one x on columns [first, first + n), in the order and with
+ * the bits of dot_tile over what quant_row gives.  False: not for this weight or piece. */
+bool OP_FAST(quant_dots)(const struct op_quantised *w, uint32_t row, uint32_t first, uint32_t n,
+                         const float *x, vf4 *ret_sums);
 
 /* Outputs [128 block, + 128) of an EXL3 weight for all rows of the job. */
 void OP_FAST(exl3_block)(const struct linear_job *j, uint32_t block);

@@ -245,6 +245,20 @@ VF_INLINE vf vf_from_int(vi x)
 
 #endif
 
+/* 1 if a byte of the 32 is an E4M3 NaN: all bits but the sign set. */
+VF_INLINE int bytes32_have_nan(const uint8_t *p)
+{
+#if defined(__aarch64__)
+    uint8x16_t mask = vdupq_n_u8(0x7f);
+    uint8x16_t a = vandq_u8(vld1q_u8(p), mask), b = vandq_u8(vld1q_u8(p + 16), mask);
+    return vmaxvq_u8(vmaxq_u8(a, b)) == 0x7f;
+#else
+    __m256i mask = _mm256_set1_epi8(0x7f);
+    __m256i v = _mm256_and_si256(_mm256_loadu_si256((const void *)p), mask);
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(v, mask)) != 0;
+#endif
+}
+
 /* The lane sums of four vectors, each formed in the same order. */
 VF_INLINE vf4 vf_sum4(vf a, vf b, vf c, vf d)
 {
