@@ -383,7 +383,8 @@ static void add_receipt(struct gw_answer *a, struct gw_choice *c, const struct m
     r->preempted += m->preempted;
     r->resumed += m->resumed;
     if (c->index % a->request->n == 0)
-        r->cached_tokens += m->cached_tokens;
+        r->cached_tokens +=
+            m->cached_tokens < c->prompt->count ? m->cached_tokens : c->prompt->count;
     if (m->queue_us > r->queue_us)
         r->queue_us = m->queue_us;
     if (m->prefill_us > r->prefill_us)

@@ -479,7 +479,8 @@ static void on_tokens(struct gw_core *c, const struct gw_event *e)
 static void on_router(struct gw_core *c, const struct gw_event *e)
 {
     uint64_t incarnation = e->u.router.incarnation;
-    bool fresh = c->router_seen_us != 0 && incarnation != c->router_incarnation;
+    bool fresh =
+        c->router_seen_us != 0 && (incarnation != c->router_incarnation || e->u.router.reconnected);
     c->router_seen_us = c->now_us;
     c->router_incarnation = incarnation;
     if (!fresh)

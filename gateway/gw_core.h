@@ -60,6 +60,7 @@ struct gw_event {
         } tokens;
         struct {
             uint64_t incarnation;
+            bool reconnected; /* what was on its way may be lost: as if it had restarted */
         } router;
         struct {
             uint32_t flow;

@@ -309,7 +309,11 @@ static void count_finish(struct gw_exchange *x)
     gw_metric_add(s, GW_M_prefix_hits_gpu, r->cached_tokens);
     gw_metric_add(s, GW_M_cached_tokens, r->cached_tokens);
     gw_metric_add(s, GW_M_preemptions, r->preempted);
-    gw_metric_add(s, GW_M_spec_drafts, r->steps);
+    gw_metric_add(s, GW_M_source_cache, r->cached_tokens);
+    gw_metric_add(s, GW_M_source_compute, prompt - r->cached_tokens);
+    gw_metric_observe(s, GW_M_request_computed, prompt - r->cached_tokens);
+    if (r->drafted)
+        gw_metric_add(s, GW_M_spec_drafts, r->steps);
     gw_metric_add(s, GW_M_spec_draft_tokens, r->drafted);
     gw_metric_add(s, GW_M_spec_accepted, r->accepted);
 }

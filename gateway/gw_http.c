@@ -156,6 +156,8 @@ static void conn_free(struct gw_http_request *c)
     conn_pause_reading(c, false);
     event_free(c->closed_event);
     bufferevent_free(c->bev); /* closes the socket */
+    evbuffer_free(c->pending);
+    c->pending = NULL;
     c->closed_event = NULL;
     c->bev = NULL;
     c->fd = -1;
@@ -204,6 +206,7 @@ static void conn_settle(struct gw_http_request *c)
     for (;;) {
         if (c->state == CONN_FREE)
             return;
+        conn_flush(c);
         if (c->lost || c->state == CONN_DEAD) {
             conn_tell_gone(c, c->lost ? c->lost_why : GW_HTTP_GONE_CLIENT);
             conn_free(c);
@@ -217,8 +220,11 @@ static void conn_settle(struct gw_http_request *c)
         }
         if (c->state == CONN_FLUSH && conn_output_bytes(c) == 0)
             conn_start_linger(c);
-        if (c->state != CONN_DEAD && !conn_pump(c))
-            return;
+        if (c->state != CONN_DEAD && !conn_pump(c)) {
+            conn_flush(c);
+            if (!c->lost)
+                return;
+        }
     }
 }
 
@@ -442,15 +448,22 @@ static void on_closed(evutil_socket_t fd, short what, void *arg)
 
 /* ---- accepting ---- */
 
+/* False: no memory; the socket is closed. */
 static bool conn_open_events(struct gw_http_request *c, int fd)
 {
     struct event_base *base = loop_base(c->http->loop);
     c->bev = bufferevent_socket_new(base, fd, BEV_OPT_CLOSE_ON_FREE);
-    if (!c->bev)
-        return false;
     c->closed_event = event_new(base, fd, EV_CLOSED, on_closed, c);
-    if (!c->closed_event) {
-        bufferevent_free(c->bev);
+    c->pending = evbuffer_new();
+    if (!c->bev || !c->closed_event || !c->pending) {
+        if (c->closed_event)
+            event_free(c->closed_event);
+        if (c->pending)
+            evbuffer_free(c->pending);
+        if (c->bev)
+            bufferevent_free(c->bev);
+        else
+            close(fd);
         c->bev = NULL;
         return false;
     }
@@ -485,7 +498,6 @@ bool gw_http_adopt(struct gw_http *h, int fd)
     CHECK(c->state == CONN_FREE);
     c->fd = fd;
     if (!conn_open_events(c, fd)) {
-        close(fd);
         h->free_list[h->free_count++] = c;
         return false;
     }

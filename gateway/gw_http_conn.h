@@ -13,6 +13,7 @@
 #include "gateway/gw_http_head.h"
 
 struct bufferevent;
+struct evbuffer;
 struct event;
 struct evconnlistener;
 struct gw_http_parser;
@@ -40,6 +41,7 @@ struct gw_http_request { /* one connection; a request is its current exchange */
     enum conn_state state;
     int fd;
     struct bufferevent *bev;
+    struct evbuffer *pending;   /* written in this round of the loop */
     struct event *closed_event; /* notices a hang-up while reading is suspended */
     struct gw_http_parser *parser;
     struct gw_head head;
@@ -92,7 +94,8 @@ struct gw_http {
 /* gw_http.c */
 void conn_work(struct gw_http_request *c); /* have conn_settle look at it soon */
 /* gw_http_write.c */
-void conn_send(struct gw_http_request *c, const void *bytes, size_t count);
+void conn_send(struct gw_http_request *c, const void *bytes, size_t count); /* gathers */
+void conn_flush(struct gw_http_request *c);                                 /* by conn_settle */
 uint64_t conn_output_bytes(const struct gw_http_request *c);
 void conn_refuse(struct gw_http_request *c, int status, const char *reason);
 void conn_set_date(struct gw_http *h);

@@ -69,7 +69,7 @@ void conn_set_date(struct gw_http *h)
 
 uint64_t conn_output_bytes(const struct gw_http_request *c)
 {
-    return c->bev ? evbuffer_get_length(bufferevent_get_output(c->bev)) : 0;
+    return evbuffer_get_length(c->pending) + evbuffer_get_length(bufferevent_get_output(c->bev));
 }
 
 static void conn_lose(struct gw_http_request *c, enum gw_http_gone why)
@@ -81,29 +81,36 @@ static void conn_lose(struct gw_http_request *c, enum gw_http_gone why)
     conn_work(c);
 }
 
-/* Straight to the socket while nothing waits: one system call per event of a stream.  What the
- * kernel does not take waits in the bufferevent. */
+/* Straight to the socket while nothing waits: one system call for all that a stream has gathered in
+ * this round of the loop.  What the kernel does not take waits in the bufferevent. */
+void conn_flush(struct gw_http_request *c)
+{
+    if (c->lost || evbuffer_get_length(c->pending) == 0)
+        return;
+    struct evbuffer *output = bufferevent_get_output(c->bev);
+    if (evbuffer_get_length(output) == 0) {
+        int n = evbuffer_write(c->pending, c->fd);
+        if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+            conn_lose(c, GW_HTTP_GONE_CLIENT);
+            return;
+        }
+        if (evbuffer_get_length(c->pending) == 0)
+            return;
+        c->progress_us = c->http->now_us;
+    }
+    if (bufferevent_write_buffer(c->bev, c->pending) != 0)
+        conn_lose(c, GW_HTTP_GONE_SLOW);
+}
+
 void conn_send(struct gw_http_request *c, const void *bytes, size_t count)
 {
     if (c->lost || count == 0)
         return;
     c->added_bytes += count;
-    if (conn_output_bytes(c) == 0) {
-        ssize_t n = send(c->fd, bytes, count, MSG_DONTWAIT | MSG_NOSIGNAL);
-        if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
-            conn_lose(c, GW_HTTP_GONE_CLIENT);
-            return;
-        }
-        if (n > 0) {
-            bytes = (const char *)bytes + n;
-            count -= (size_t)n;
-        }
-        if (count == 0)
-            return;
-        c->progress_us = c->http->now_us;
-    }
-    if (bufferevent_write(c->bev, bytes, count) != 0)
+    if (evbuffer_add(c->pending, bytes, count) != 0)
         conn_lose(c, GW_HTTP_GONE_SLOW);
+    if (!c->pumping)
+        conn_work(c);
 }
 
 /* The answer's head in one buffer.  length UINT64_MAX = chunked or until close. */

@@ -18,6 +18,8 @@
 #include "proto/wire.h"
 
 #define TICK_US           100000u
+#define DRAIN_GRACE_US    300000u
+#define RECONNECT_US      3000000u
 #define ANNOUNCE_US       500000u
 #define QUEUE_MAX         65536u
 #define WIRE_BYTES        (256u << 10)
@@ -62,7 +64,7 @@ static enum err send_msg(struct gw_shell *s, const struct msg *m)
     struct bus_frame out[WIRE_FRAMES_MAX];
     uint32_t count = 0;
     arena_reset(&s->wire_out);
-    enum err e = wire_encode(&s->wire_out, m, frames, &count);
+    enum err e = s->socket ? wire_encode(&s->wire_out, m, frames, &count) : ERR_CLOSED;
     if (e == ERR_OK) {
         for (uint32_t i = 0; i < count; i++)
             out[i] = (struct bus_frame){frames[i].bytes, frames[i].count};
@@ -255,6 +257,8 @@ static void take_msg(struct gw_shell *s, const struct msg *m)
         take_router_info(s, &m->u.router);
         e.type = GW_EVENT_ROUTER;
         e.u.router.incarnation = m->u.router.incarnation;
+        e.u.router.reconnected = s->reconnected;
+        s->reconnected = false;
         break;
     default:
         gw_metric_add(s, GW_M_malformed, 1);
@@ -288,17 +292,49 @@ static void on_message(void *arg, const struct bus_peer *peer, const struct bus_
 
 /* ---- time ---- */
 
+/* Running answers may go on until the deadline, then they end with an error; what has been written
+ * gets a moment to leave. */
 static void check_drained(struct gw_shell *s, uint64_t now_us)
 {
-    bool late = now_us >= s->drain_until_us;
-    if (late && s->live_count > 0)
-        gw_exchange_fail_all(s, ERR_DRAINING);
-    bool idle = s->live_count == 0 && gw_http_stats(s->http)->connections == 0;
-    if (s->drained && (idle || late)) {
+    if (s->live_count > 0) {
+        if (now_us >= s->drain_until_us)
+            gw_exchange_fail_all(s, ERR_DRAINING);
+        s->idle_since_us = now_us;
+        return;
+    }
+    bool gone = gw_http_stats(s->http)->connections == 0;
+    if (s->drained && (gone || now_us - s->idle_since_us >= DRAIN_GRACE_US)) {
         void (*fn)(void *arg) = s->drained;
         s->drained = NULL;
         fn(s->drained_arg);
     }
+}
+
+static enum err connect_router(struct gw_shell *s, struct err_detail *detail)
+{
+    char endpoint[PARAM_STR_BYTES + 32], name[32];
+    snprintf(endpoint, sizeof(endpoint), "ipc://%s/router.sock", s->params->run_dir);
+    snprintf(name, sizeof(name), "gateway-%u", s->params->id);
+    s->connected_us = loop_now_us(s->loop);
+    return bus_connect(s->bus, endpoint, name, QUEUE_MAX, on_message, s, &s->socket, detail);
+}
+
+/* A router that sees another connection under our name forgets ours without closing it, so ZeroMQ
+ * will not connect again by itself: silence is answered with a new connection. */
+static void check_connection(struct gw_shell *s, uint64_t now_us)
+{
+    struct err_detail detail;
+    uint64_t heard_us = s->router.seen_us > s->connected_us ? s->router.seen_us : s->connected_us;
+    if (s->socket && (!s->router.known || now_us - heard_us < RECONNECT_US))
+        return;
+    bus_socket_destroy(&s->socket);
+    s->reconnected = true;
+    log_info(GATEWAY, "router is silent, connecting again", "silent_ms=%" PRIu64,
+             (now_us - s->router.seen_us) / 1000);
+    if (connect_router(s, &detail) == ERR_OK)
+        announce(s);
+    else
+        log_error(GATEWAY, "no connection to the router", "reason=\"%s\"", detail.text);
 }
 
 static void on_tick(void *arg)
@@ -307,6 +343,7 @@ static void on_tick(void *arg)
     CHECK_OBJ(s, GW_SHELL_MAGIC);
     uint64_t now_us = loop_now_us(s->loop);
     struct gw_event e = {.type = GW_EVENT_TICK};
+    check_connection(s, now_us);
     gw_shell_step(s, &e);
     if (now_us - s->announced_us >= ANNOUNCE_US) {
         s->announced_us = now_us;
@@ -322,6 +359,7 @@ void gw_shell_drain(struct gw_shell *s, void (*fn)(void *arg), void *arg)
 {
     CHECK_OBJ(s, GW_SHELL_MAGIC);
     s->draining = true;
+    s->idle_since_us = loop_now_us(s->loop);
     s->drain_until_us = loop_now_us(s->loop) + s->params->drain_ms * 1000ull;
     s->drained = fn;
     s->drained_arg = arg;
@@ -421,14 +459,6 @@ static struct redis *take_redis(struct gw_shell *s)
         return NULL;
     }
     return redis_create(s->loop, &o);
-}
-
-static enum err connect_router(struct gw_shell *s, struct err_detail *detail)
-{
-    char endpoint[PARAM_STR_BYTES + 32], name[32];
-    snprintf(endpoint, sizeof(endpoint), "ipc://%s/router.sock", s->params->run_dir);
-    snprintf(name, sizeof(name), "gateway-%u", s->params->id);
-    return bus_connect(s->bus, endpoint, name, QUEUE_MAX, on_message, s, &s->socket, detail);
 }
 
 static enum err shell_start(struct gw_shell *s, struct err_detail *detail)

@@ -100,6 +100,8 @@ struct gw_shell {
     struct loop_timer *tick_timer;
     struct arena wire_in, wire_out;
     uint64_t incarnation, announced_us;
+    uint64_t connected_us;
+    bool reconnected; /* since the last RouterState */
     struct gw_router router;
     struct msg_id *live_ids;
     uint32_t *resubmit_ids; /* prompt and output of one leg, taken when first needed */
@@ -121,7 +123,7 @@ struct gw_shell {
     uint32_t key_count;
     char keys[GW_KEYS_MAX][GW_KEY_BYTES_MAX];
     bool draining;
-    uint64_t drain_until_us;
+    uint64_t drain_until_us, idle_since_us;
     void (*drained)(void *arg);
     void *drained_arg;
 };

@@ -58,6 +58,7 @@ static void refresh(void *arg)
     set(s, GW_M_running, r->running);
     set(s, GW_M_waiting, r->waiting);
     set(s, GW_M_waiting_capacity, r->waiting);
+    set(s, GW_M_sleep_awake, 1);
     set(s, GW_M_kv_usage, usage);
     set(s, GW_M_kv_usage_gpu, usage);
     set(s, GW_M_ready, gw_shell_ready(s, &reason));

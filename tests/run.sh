@@ -53,8 +53,13 @@ suite() {   # suite BUILD SUITE...: runs suites of a build and counts them
     local build=$1; shift
     local flags=()
     for s in "$@"; do flags+=(--suite "$s"); done
+    run_tests "$build" "${flags[@]}"
+}
+
+run_tests() {   # run_tests BUILD ARGUMENTS OF MESON TEST...
+    local build=$1; shift
     rm -f "$build/meson-logs/testlog.json"
-    meson test -C "$build" --no-rebuild --print-errorlogs "${flags[@]}" || true
+    meson test -C "$build" --no-rebuild --print-errorlogs "$@" || true
     [ -f "$build/meson-logs/testlog.json" ] || broken "$build: no test ran"
     count "$build"
 }
@@ -73,6 +78,10 @@ configure build -Dtests=true
 step "build" ninja -C build -j "$jobs"
 configure build-asan -Dtests=true -Db_sanitize=address,undefined -Dbuildtype=debugoptimized
 step "build with sanitizers" ninja -C build-asan -j "$jobs"
+# The parts that share memory between threads, under TSan.
+threaded=(test_ring test_cpu_pool test_tokenizer test_wk_exec test_log)
+configure build-tsan -Dtests=true -Db_sanitize=thread
+step "build with TSan" ninja -C build-tsan -j "$jobs" "${threaded[@]/#/tests/unit/}"
 if command -v clang > /dev/null; then
     export CC=clang
     configure build-fuzz -Dtests=true -Dfuzzing=true -Db_sanitize=address,undefined -Db_lundef=false
@@ -81,11 +90,14 @@ if command -v clang > /dev/null; then
 fi
 
 export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0:detect_stack_use_after_return=0
+export TSAN_OPTIONS=halt_on_error=1
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 echo "== lint, units, model"
 suite build lint unit ops model
 echo "== units under ASan and UBSan"
 suite build-asan unit ops
+echo "== threads under TSan"
+run_tests build-tsan "${threaded[@]}"
 echo "== cluster"
 suite build cluster
 

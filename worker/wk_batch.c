@@ -297,7 +297,8 @@ static uint32_t drafts_allowed(const struct wk_core *core, uint32_t count, bool 
     double most_us = slice_us(core) * (prefill_waits ? STEP_SLICES_SHARED : STEP_SLICES_ALONE);
     if (drafts > WK_SPEC_DRAFTS_MAX)
         drafts = WK_SPEC_DRAFTS_MAX;
-    while (drafts > 0 && wk_cost_predict(&core->cost_decode, count * (drafts + 1.0),
+    /* One draft always: where it is right it makes up for its row. */
+    while (drafts > 1 && wk_cost_predict(&core->cost_decode, count * (drafts + 1.0),
                                          core->decode_context, 1) > most_us)
         drafts--;
     return drafts;

@@ -81,6 +81,7 @@ struct wk_core *wk_core_create(const struct wk_core_options *options)
     shape_set(core, &options->shape);
     wk_cost_init(&core->cost_prefill, 0, options->prefill_us_per_row);
     wk_cost_init(&core->cost_decode, options->decode_us_per_step, options->prefill_us_per_row);
+    core->step = options->step_first;
     core->decode_rate = RATE_UNKNOWN;
     core->prefill_rate = RATE_UNKNOWN;
     return core;

@@ -44,6 +44,7 @@ struct wk_core_options {
     struct block_hash_key key;
     struct hash128 model_fp;
     char config_hash[33];
+    uint64_t step_first;                           /* plans are numbered from step_first + 1 on */
     double prefill_us_per_row, decode_us_per_step; /* measured at load; start of the cost fit */
 };
 

@@ -3,7 +3,8 @@
  *
  * Loop thread.  Pure.  One per plan kind.  us = a + f (b + c rows + d rows context), no term
  * negative, by least squares of the relative error with forgetting: what the machine did last
- * counts most.  A weak pull towards the prior keeps terms in place that the recent steps say nothing about. */
+ * counts most.  A weak pull towards the prior keeps terms in place that recent steps say nothing
+ * about. */
 #ifndef WORKER_WK_COST_H
 #define WORKER_WK_COST_H
 

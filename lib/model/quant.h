@@ -15,7 +15,7 @@
 
 struct quant_hessian;
 
-/* W[i][o] = w[i * in_stride + o * out_stride]; a row-major [out, in] matrix has strides 1 and in. */
+/* W[i][o] = w[i * in_stride + o * out_stride]; [out, in] row-major has strides 1 and in. */
 struct quant_matrix {
     const float *w;
     uint32_t in, out;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lib/model/quant_search.h"
 
+#include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "lib/base/check.h"
@@ -27,6 +29,8 @@ struct quant_beam {
     struct candidate *candidates; /* [65536] */
     struct candidate *survivors;  /* [beam] */
     uint32_t candidate_count, survivor_count;
+    float *costs;   /* [65536] of every child of a step, survivor by survivor */
+    float reach;    /* above the cheapest child: what the last step looked at */
     uint32_t *seen; /* [nodes] stamp << 16 | candidate, one candidate for a node */
     uint32_t stamp;
     struct trace *traces; /* [256][beam] */
@@ -43,6 +47,7 @@ struct quant_beam *quant_beam_create(const struct quant_codebook *book, uint32_t
     b->beam = beam < QUANT_STATES >> bits ? beam : QUANT_STATES >> bits;
     b->node_mask = (QUANT_STATES >> bits) - 1;
     b->candidates = mem_take_array(QUANT_STATES, sizeof(*b->candidates));
+    b->costs = mem_take_array(QUANT_STATES, sizeof(*b->costs));
     b->survivors = mem_take_array(b->beam, sizeof(*b->survivors));
     b->seen = mem_take_array(b->node_mask + 1, sizeof(*b->seen));
     b->traces = mem_take_array(256ull * b->beam, sizeof(*b->traces));
@@ -57,6 +62,7 @@ void quant_beam_destroy(struct quant_beam **b_p)
     CHECK_OBJ(b, BEAM_MAGIC);
     mem_give(b->candidates);
     mem_give(b->survivors);
+    mem_give(b->costs);
     mem_give(b->seen);
     mem_give(b->traces);
     b->magic = 0;
@@ -130,36 +136,111 @@ static void survive(struct quant_beam *b, uint32_t position)
         trace[i] = (struct trace){b->survivors[i].state, b->survivors[i].parent};
 }
 
-/* The first step of a free start: every state may come. */
+/* The first step of a free start: every state may come, so the nearest values outward from the
+ * target are taken until there are nodes enough. */
 static void step_free(struct quant_beam *b, float target, uint32_t position)
 {
+    const struct quant_codebook *book = b->book;
+    uint32_t above = 0, high = QUANT_STATES;
+    while (above < high) {
+        uint32_t middle = above + (high - above) / 2;
+        if (book->values[book->order[middle]] < target)
+            above = middle + 1;
+        else
+            high = middle;
+    }
+    uint32_t below = above; /* [0, below) and [above, end) are left */
     stamp_next(b);
-    for (uint32_t s = 0; s < QUANT_STATES; s++) {
-        float difference = b->book->values[s] - target;
-        offer(b, s, difference * difference, 0);
+    while (b->candidate_count < b->beam && (below > 0 || above < QUANT_STATES)) {
+        float up = above < QUANT_STATES ? book->values[book->order[above]] - target : INFINITY;
+        float down = below > 0 ? target - book->values[book->order[below - 1]] : INFINITY;
+        float difference = up <= down ? up : down;
+        uint32_t state = up <= down ? book->order[above++] : book->order[--below];
+        offer(b, state, difference * difference, 0);
     }
     survive(b, position);
 }
 
-/* With an end, the last bits of the ring are those of its node: `fixed` low bits of this step. */
-static void step(struct quant_beam *b, float target, uint32_t position, uint32_t end)
+/* Bits of a step that the end leaves no choice about: the lowest `count`, with this value. */
+struct fixed_bits {
+    uint32_t count, value;
+};
+
+/* With an end, the last bits of the ring are those of its node. */
+static struct fixed_bits fixed_at(const struct quant_beam *b, uint32_t position, uint32_t end)
 {
-    uint32_t fixed = 0, low = 0, node_bits = 16 - b->bits;
-    uint32_t after = (255 - position) * b->bits;
-    if (end != NO_END && after < node_bits) {
-        fixed = node_bits - after < b->bits ? node_bits - after : b->bits;
-        low = end >> after & ((1u << fixed) - 1);
-    }
-    stamp_next(b);
+    uint32_t node_bits = 16 - b->bits, after = (255 - position) * b->bits;
+    if (end == NO_END || after >= node_bits)
+        return (struct fixed_bits){0, 0};
+    uint32_t count = node_bits - after < b->bits ? node_bits - after : b->bits;
+    return (struct fixed_bits){count, end >> after & ((1u << count) - 1)};
+}
+
+static uint32_t child_state(const struct quant_beam *b, uint32_t survivor, uint32_t child,
+                            struct fixed_bits fixed)
+{
+    uint32_t node = b->survivors[survivor].state & b->node_mask;
+    return node << b->bits | child << fixed.count | fixed.value;
+}
+
+static float fill_costs(struct quant_beam *b, float target, struct fixed_bits fixed)
+{
+    uint32_t children = 1u << (b->bits - fixed.count), step = 1u << fixed.count;
+    float least = INFINITY;
     for (uint32_t i = 0; i < b->survivor_count; i++) {
-        const struct candidate *from = &b->survivors[i];
-        uint32_t base = (from->state & b->node_mask) << b->bits | low;
-        for (uint32_t n = 0; n < 1u << (b->bits - fixed); n++) {
-            uint32_t state = base | n << fixed;
-            float difference = b->book->values[state] - target;
-            offer(b, state, from->cost + difference * difference, i);
+        const float *values = b->book->values + child_state(b, i, 0, fixed);
+        float *costs = b->costs + (size_t)i * children, base = b->survivors[i].cost;
+        for (uint32_t n = 0; n < children; n++) {
+            float difference = values[n * step] - target;
+            costs[n] = base + difference * difference;
+            least = costs[n] < least ? costs[n] : least;
         }
     }
+    return least;
+}
+
+static uint32_t count_within(const float *costs, uint32_t count, float bound)
+{
+    int32_t within = 0;
+    for (uint32_t i = 0; i < count; i++)
+        within += costs[i] <= bound;
+    return (uint32_t)within;
+}
+
+/* A bound that lets a few times the beam pass, found by halving and doubling from the last
+ * step's: looking at every child one by one is what costs the time. */
+static float bound_of(struct quant_beam *b, float least, uint32_t count)
+{
+    uint32_t enough = 2 * b->beam, plenty = 6 * b->beam;
+    float reach = b->reach > 0 ? b->reach : 1;
+    for (uint32_t tries = 0; tries < 64; tries++) {
+        uint32_t within = count_within(b->costs, count, least + reach);
+        if (within < enough && within < count)
+            reach *= 2;
+        else if (within > plenty && count_within(b->costs, count, least + reach / 2) >= enough)
+            reach /= 2;
+        else
+            break;
+    }
+    b->reach = reach;
+    return least + reach;
+}
+
+static void step(struct quant_beam *b, float target, uint32_t position, uint32_t end)
+{
+    struct fixed_bits fixed = fixed_at(b, position, end);
+    uint32_t children = 1u << (b->bits - fixed.count), count = b->survivor_count * children;
+    float least = fill_costs(b, target, fixed);
+    float bound = count > 6 * b->beam ? bound_of(b, least, count) : INFINITY;
+    do {
+        stamp_next(b);
+        for (uint32_t i = 0; i < count; i++)
+            if (b->costs[i] <= bound)
+                offer(b, child_state(b, i / children, i % children, fixed), b->costs[i],
+                      i / children);
+        /* Many ways may lead into few nodes: look further. */
+        bound = b->candidate_count < b->beam && bound < INFINITY ? INFINITY : -1;
+    } while (bound > 0);
     survive(b, position);
 }
 

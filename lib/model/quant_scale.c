@@ -9,12 +9,8 @@
 #include "lib/base/mem.h"
 #include "lib/model/quant_search.h"
 
-#define COARSE_FIRST  0.1
-#define COARSE_STEP   0.2
-#define COARSE_COUNT  10u
-#define COARSE_EVERY  3u /* tile of the sample */
-#define FINE_STEP     0.075
-#define FINE_COUNT    5u
+#define STEP          0.075
+#define STEPS_MAX     24u
 #define DIAGONAL_WIDE 3u
 #define EXTREMES_MIN  8u
 #define TILE_COST     (1u << 24) /* multiply-adds of a search, roughly */
@@ -86,11 +82,19 @@ static void sample_fill(struct sample *s)
     mem_give(ranked);
 }
 
+/* Best scales for Gaussian values of unit deviation by rate, found with the full search: where to
+ * begin. */
+static const double usual_scale[3][9] = {
+    [OP_CODEBOOK_3INST] = {0, 1.13, 1.00, 0.93, 0.88, 0.90, 0.83, 0.85, 0.85},
+    [OP_CODEBOOK_MCG] = {0, 1.13, 1.00, 0.94, 0.90, 0.90, 0.82, 0.85, 0.85},
+    [OP_CODEBOOK_MUL1] = {0, 0.92, 0.80, 0.76, 0.74, 0.73, 0.70, 0.70, 0.69},
+};
+
 struct trial {
     const struct sample *sample;
     const double *scales;
-    uint32_t scale_count, every;
-    double *errors; /* [tiles of the trial][scale_count] */
+    uint32_t scale_count;
+    double *errors; /* [tiles][scale_count] */
 };
 
 static void try_tiles(const void *arg, uint32_t begin, uint32_t end)
@@ -99,7 +103,7 @@ static void try_tiles(const void *arg, uint32_t begin, uint32_t end)
     const struct sample *s = trial->sample;
     struct quant_search *search = quant_search_create(s->book, s->bits, s->beam);
     for (uint32_t i = begin; i < end; i++) {
-        struct place place = s->places[i / trial->scale_count * trial->every];
+        struct place place = s->places[i / trial->scale_count];
         double scale = trial->scales[i % trial->scale_count];
         float values[OP_EXL3_TILE_WEIGHTS];
         uint16_t states[OP_EXL3_TILE_WEIGHTS];
@@ -109,23 +113,19 @@ static void try_tiles(const void *arg, uint32_t begin, uint32_t end)
     quant_search_destroy(&search);
 }
 
-/* Mean error of every scale over the sample; returns the number of the best. */
-static uint32_t try_scales(const struct sample *s, const double *scales, uint32_t count,
-                           uint32_t every, double *ret_errors, const struct op_ctx *ctx)
+/* Error of every scale, summed over the sample. */
+static void try_scales(const struct sample *s, const double *scales, uint32_t count,
+                       double *ret_errors, const struct op_ctx *ctx)
 {
-    uint32_t tiles = (s->count + every - 1) / every, best = 0;
-    double *errors = mem_take_array((size_t)tiles * count, sizeof(*errors));
-    struct trial trial = {s, scales, count, every, errors};
-    op_for(ctx, tiles * count, TILE_COST, try_tiles, &trial);
+    double *errors = mem_take_array((size_t)s->count * count, sizeof(*errors));
+    struct trial trial = {s, scales, count, errors};
+    op_for(ctx, s->count * count, TILE_COST, try_tiles, &trial);
     for (uint32_t k = 0; k < count; k++) {
         ret_errors[k] = 0;
-        for (uint32_t i = 0; i < tiles; i++)
+        for (uint32_t i = 0; i < s->count; i++)
             ret_errors[k] += errors[(size_t)i * count + k];
-        if (ret_errors[k] < ret_errors[best])
-            best = k;
     }
     mem_give(errors);
-    return best;
 }
 
 /* Vertex of the parabola through three neighbours, in steps from the middle one. */
@@ -138,23 +138,40 @@ static double vertex(double left, double middle, double right)
     return fmin(fmax(at, -1), 1);
 }
 
+/* Three neighbours that go downhill until the middle one is the best. */
+struct bracket {
+    double scale[3], error[3];
+};
+
+static void bracket_shift(struct bracket *b, uint32_t towards, const struct sample *s,
+                          const struct op_ctx *ctx)
+{
+    uint32_t from = towards == 0 ? 2 : 0;
+    b->scale[from] = b->scale[1];
+    b->error[from] = b->error[1];
+    b->scale[1] = b->scale[towards];
+    b->error[1] = b->error[towards];
+    b->scale[towards] += towards == 0 ? -STEP : STEP;
+    try_scales(s, &b->scale[towards], 1, &b->error[towards], ctx);
+}
+
 double quant_scale_search(const struct quant_regular *m, const struct quant_codebook *book,
                           uint32_t bits, uint32_t beam, const struct op_ctx *ctx)
 {
+    CHECK(bits >= 1 && bits <= 8);
     struct sample s = {.m = m, .book = book, .bits = bits, .beam = beam};
-    double scales[COARSE_COUNT], errors[COARSE_COUNT];
-    STATIC_CHECK(FINE_COUNT <= COARSE_COUNT);
+    double usual = usual_scale[book->codebook][bits];
+    struct bracket b = {.scale = {usual - STEP, usual, usual + STEP}};
     sample_fill(&s);
-    for (uint32_t i = 0; i < COARSE_COUNT; i++)
-        scales[i] = COARSE_FIRST + COARSE_STEP * i;
-    double centre = scales[try_scales(&s, scales, COARSE_COUNT, COARSE_EVERY, errors, ctx)];
-    for (uint32_t i = 0; i < FINE_COUNT; i++) {
-        scales[i] = centre + FINE_STEP * ((double)i - FINE_COUNT / 2);
-        scales[i] = fmax(scales[i], FINE_STEP / 4 * (i + 1));
+    try_scales(&s, b.scale, 3, b.error, ctx);
+    for (uint32_t steps = 0; steps < STEPS_MAX; steps++) {
+        if (b.error[0] < b.error[1] && b.error[0] <= b.error[2] && b.scale[0] > 2 * STEP)
+            bracket_shift(&b, 0, &s, ctx);
+        else if (b.error[2] < b.error[1])
+            bracket_shift(&b, 2, &s, ctx);
+        else
+            break;
     }
-    uint32_t best = try_scales(&s, scales, FINE_COUNT, 1, errors, ctx);
     mem_give(s.places);
-    if (best == 0 || best == FINE_COUNT - 1)
-        return scales[best];
-    return scales[best] + FINE_STEP * vertex(errors[best - 1], errors[best], errors[best + 1]);
+    return b.scale[1] + STEP * vertex(b.error[0], b.error[1], b.error[2]);
 }

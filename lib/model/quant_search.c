@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lib/model/quant_search.h"
 
+#include <stdlib.h>
+
 #include "kernels/op_exl3.h"
 #include "lib/base/check.h"
 #include "lib/base/mem.h"
@@ -14,11 +16,31 @@ struct quant_search {
     struct quant_beam *beam;
 };
 
+struct valued {
+    float value;
+    uint16_t state;
+};
+
+static int by_value(const void *a, const void *b)
+{
+    const struct valued *x = a, *y = b;
+    if (x->value != y->value)
+        return x->value < y->value ? -1 : 1;
+    return (int)x->state - (int)y->state;
+}
+
 void quant_codebook_fill(struct quant_codebook *book, enum op_codebook codebook)
 {
+    struct valued *sorted = mem_take_array(QUANT_STATES, sizeof(*sorted));
     book->codebook = codebook;
-    for (uint32_t s = 0; s < QUANT_STATES; s++)
+    for (uint32_t s = 0; s < QUANT_STATES; s++) {
         book->values[s] = op_exl3_value(codebook, (uint16_t)s);
+        sorted[s] = (struct valued){book->values[s], (uint16_t)s};
+    }
+    qsort(sorted, QUANT_STATES, sizeof(*sorted), by_value);
+    for (uint32_t i = 0; i < QUANT_STATES; i++)
+        book->order[i] = sorted[i].state;
+    mem_give(sorted);
 }
 
 struct quant_search *quant_search_create(const struct quant_codebook *book, uint32_t bits,

@@ -17,6 +17,7 @@
 struct quant_codebook {
     enum op_codebook codebook;
     float values[QUANT_STATES];
+    uint16_t order[QUANT_STATES]; /* states by rising value */
 };
 
 void quant_codebook_fill(struct quant_codebook *book, enum op_codebook codebook);

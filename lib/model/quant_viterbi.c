@@ -8,7 +8,7 @@
 #include "lib/base/mem.h"
 
 #define VITERBI_MAGIC 0x76697465u
-#define LANES         1024u /* out-nodes worked on at a time, so that their costs stay in L1 */
+#define LANES         512u /* out-nodes worked on at a time, so that their costs stay in L1 */
 
 /* The same arithmetic for wider registers where the machine has them. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) &&                             \
@@ -60,6 +60,17 @@ void quant_viterbi_destroy(struct quant_viterbi **v_p)
 /* NOTE: costs are not negative, so their bits order like integers; the edge is put into the low
  * bits of the mantissa, and one integer minimum carries both.  At 8 bits this leaves 15 bits of
  * mantissa, a few thousandths of one step's cost. */
+static inline __attribute__((always_inline)) int32_t
+cost_bits(float cost, float value, float target, int32_t keep, uint32_t edge)
+{
+    float difference = value - target;
+    float sum = cost + difference * difference;
+    int32_t bits;
+    memcpy(&bits, &sum, sizeof(bits));
+    return (bits & keep) | (int32_t)edge;
+}
+
+/* Two edges at a time, for half the traffic to `best`. */
 WIDE static void relax(const float *restrict values, const float *restrict spread, float target,
                        uint32_t nodes, uint32_t edges, uint32_t first, uint32_t count,
                        int32_t *restrict best)
@@ -67,16 +78,14 @@ WIDE static void relax(const float *restrict values, const float *restrict sprea
     int32_t keep = ~(int32_t)(edges - 1);
     for (uint32_t i = 0; i < count; i++)
         best[i] = INT32_MAX;
-    for (uint32_t edge = 0; edge < edges; edge++) {
+    for (uint32_t edge = 0; edge < edges; edge += 2) {
         const float *value = values + (size_t)edge * nodes + first;
         const float *cost = spread + (size_t)edge * nodes + first;
         for (uint32_t i = 0; i < count; i++) {
-            float difference = value[i] - target;
-            float sum = cost[i] + difference * difference;
-            int32_t bits;
-            memcpy(&bits, &sum, sizeof(bits));
-            bits = (bits & keep) | (int32_t)edge;
-            best[i] = bits < best[i] ? bits : best[i];
+            int32_t a = cost_bits(cost[i], value[i], target, keep, edge);
+            int32_t b = cost_bits(cost[nodes + i], value[nodes + i], target, keep, edge + 1);
+            int32_t low = a < b ? a : b;
+            best[i] = low < best[i] ? low : best[i];
         }
     }
 }
@@ -88,9 +97,9 @@ spread_width(const int32_t *restrict best, uint32_t nodes, uint32_t width, float
 {
     int32_t keep = ~(int32_t)(width - 1);
     for (uint32_t n = 0; n < nodes; n++) {
-        int32_t cost_bits = best[n] & keep;
+        int32_t bits = best[n] & keep;
         float cost;
-        memcpy(&cost, &cost_bits, sizeof(cost));
+        memcpy(&cost, &bits, sizeof(cost));
         for (uint32_t i = 0; i < width; i++)
             spread[(size_t)n * width + i] = cost;
     }

@@ -171,6 +171,7 @@ void bench_load_run(const struct bench_load *load)
     loop_timer_start(r->timer, TICK_US, true);
     loop_run(load->loop);
     CHECK(r->free_count == load->stream_count);
+    load->measure->run_us += loop_now_us(load->loop) - r->begin_us;
     loop_timer_destroy(&r->timer);
     str_fini(&r->body);
     mem_give(r->places);

@@ -137,7 +137,8 @@ void bench_measure_end(struct bench_measure *m, const struct bench_result *r)
 
 double bench_measure_seconds(const struct bench_measure *m)
 {
-    return (double)(m->last_end_us - m->first_start_us) / 1e6;
+    uint64_t us = m->run_us ? m->run_us : m->last_end_us - m->first_start_us;
+    return (double)us / 1e6;
 }
 
 double bench_measure_rate(const struct bench_measure *m)

@@ -38,6 +38,7 @@ struct bench_measure {
     uint64_t count_mismatch_count; /* ids and usage differ by more than the end token */
     uint64_t late_start_count;     /* started over 10 ms after due: all slots were taken */
     uint64_t first_start_us, last_end_us;
+    uint64_t run_us; /* all runs together, without what lay between them; 0 = not known */
 };
 
 struct bench_measure *bench_measure_create(void);
@@ -46,6 +47,7 @@ void bench_measure_start(struct bench_measure *m);
 void bench_measure_tokens(struct bench_measure *m, uint64_t before_us, uint64_t now_us,
                           uint32_t tokens);
 void bench_measure_end(struct bench_measure *m, const struct bench_result *r);
+/* Of the runs; where those are not known, from the first start to the last end. */
 double bench_measure_seconds(const struct bench_measure *m);
 double bench_measure_rate(const struct bench_measure *m); /* all tokens a second */
 

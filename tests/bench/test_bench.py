@@ -350,6 +350,8 @@ def test_ab_finds_the_faster_one():
     ratio = report["ratios"]["stream_tokens_per_s"]
     assert ratio["pairs"] == 12 and ratio["low"] <= ratio["median"] <= ratio["high"]
     assert 1.2 < ratio["low"] and ratio["high"] < 6, report["ratios"]
+    seconds = [report[arm]["run"]["seconds"] for arm in "ab"]
+    assert seconds[0] > 1.2 * seconds[1], f"an arm's time holds the other's: {seconds}"
     assert report["ratios"]["ttft"]["median"] < 1 and report["ratios"]["run_tokens_per_s"]["pairs"] == 3
     assert report["texts_compared"] == report["texts_equal"] == 12
     assert report["a"]["settings"] == {"spec": "ema:3"} and report["b"]["run"]["finished"] == 12

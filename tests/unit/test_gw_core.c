@@ -161,7 +161,10 @@ static void step(struct sim *s, struct gw_event *e)
 
 static void router_state(struct sim *s)
 {
-    struct gw_event e = {.type = GW_EVENT_ROUTER, .u.router.incarnation = s->incarnation};
+    struct gw_event e = {.type = GW_EVENT_ROUTER};
+    e.u.router.incarnation = s->incarnation;
+    e.u.router.reconnected =
+        s->now_us > 2000000 && s->flow_count > 20 && rng_below(&s->rng, 30) == 0;
     step(s, &e);
 }
 
