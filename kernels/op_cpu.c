@@ -12,7 +12,7 @@
 #define PROBED 0x100u /* set once the other bits count */
 
 #if defined(__x86_64__)
-/* clang 14's builtin does not know the name "f16c"; avx2 says that the system saves the registers. */
+/* clang 14 does not know the name "f16c" in its builtin. */
 static bool has_f16c(void)
 {
     unsigned a, b, c = 0, d;
