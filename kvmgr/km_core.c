@@ -350,8 +350,11 @@ static void core_arena(struct km_core *core, struct km_actions *actions,
     attach_accept(core, actions, &core->pending_peer, &core->pending_attach, NULL);
 }
 
-static void core_tick(struct km_core *core, struct km_actions *actions)
+static void core_tick(struct km_core *core, struct km_actions *actions, bool stood_still)
 {
+    /* While we stood still nobody could be heard: silence is counted anew. */
+    for (uint32_t i = 0; stood_still && i < KM_WORKERS_MAX; i++)
+        core->workers[i].heard_us = core->now_us;
     for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
         struct km_worker *w = &core->workers[i];
         if (!w->used || w->lost || core->now_us - w->heard_us < core->options.silence_us_max)
@@ -415,7 +418,7 @@ void km_core_step(struct km_core *core, const struct km_event *event,
         core_message(core, ret_actions, event);
         break;
     case KM_EVENT_TICK:
-        core_tick(core, ret_actions);
+        core_tick(core, ret_actions, event->u.stood_still);
         break;
     case KM_EVENT_ARENA:
         core_arena(core, ret_actions, event);

@@ -42,6 +42,7 @@ struct km_event {
             const struct msg *msg;
         } msg;
         struct km_arena_result arena;
+        bool stood_still; /* of a tick: this process was stopped since the last one */
     } u;
 };
 

@@ -27,6 +27,7 @@
 #include "proto/wire.h"
 
 #define TICK_US        250000u
+#define PAUSE_US_MIN   1000000u /* a tick this late means that we were stopped */
 #define EPOCH_WAIT_US  50000u
 #define QUEUE_MAX      8192u
 #define WIRE_BYTES     (256u << 10)
@@ -230,7 +231,11 @@ static void on_tick(void *arg)
 {
     struct km_shell *s = arg;
     CHECK_OBJ(s, KM_SHELL_MAGIC);
-    step(s, (struct km_event){.type = KM_EVENT_TICK});
+    struct km_event event = {.type = KM_EVENT_TICK};
+    uint64_t now_us = loop_now_us(s->loop);
+    event.u.stood_still = s->tick_us != 0 && now_us - s->tick_us > PAUSE_US_MIN;
+    s->tick_us = now_us;
+    step(s, event);
 }
 
 /* ---- start: the epoch, then the socket ---- */

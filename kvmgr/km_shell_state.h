@@ -40,6 +40,7 @@ struct km_shell {
     struct redis *redis;
     struct status *status;
     struct loop_timer *tick, *epoch_timer;
+    uint64_t tick_us;  /* of the last tick, to notice our own pauses */
     struct arena wire; /* one message in, or one out */
     struct arena wire_out;
     bool begun, failed;

@@ -19,11 +19,12 @@
 #include "worker/wk_shell_state.h"
 
 /* A message's payload is at most 8 MiB; an answer's arrays lie beside the core's own. */
-#define ARENA_BYTES     (256u << 10)
-#define ARENA_BYTES_MAX (64u << 20)
-#define STOP_US_MAX     1500000u
-#define PROGRESS_US     1000000u
-#define PAUSE_US_MAX    4000000u /* kvmgr gives up on a silent worker after 5 s */
+#define ARENA_BYTES       (256u << 10)
+#define ARENA_BYTES_MAX   (64u << 20)
+#define STOP_US_MAX       1500000u
+#define PROGRESS_US       1000000u
+#define ROUTER_SILENCE_US 3000000u
+#define PAUSE_US_MAX      4000000u /* kvmgr gives up on a silent worker after 5 s */
 
 STATIC_CHECK(WIRE_FRAMES_MAX <= BUS_FRAMES_MAX);
 
@@ -145,6 +146,7 @@ static void on_router(void *arg, const struct bus_peer *peer, const struct bus_f
 {
     struct wk_shell *s = arg;
     struct msg m;
+    s->router_us = loop_now_us(s->loop);
     if (!decode(s, WK_ROUTER, frames, count, &m))
         return;
     switch (m.type) {
@@ -206,10 +208,37 @@ static void on_wake(void *arg)
         wk_shell_step(s, &event);
 }
 
+static enum err connect_peer(struct wk_shell *s, enum wk_peer peer, struct err_detail *detail)
+{
+    static const bus_fn handlers[WK_PEER_COUNT] = {on_router, on_kvmgr, on_drafter};
+    char id[BUS_PEER_BYTES_MAX + 1], endpoint[PARAM_STR_BYTES + 32];
+    snprintf(id, sizeof id, "worker-%u", s->params->id);
+    snprintf(endpoint, sizeof endpoint, "ipc://%s/%s.sock", s->params->run_dir, peer_names[peer]);
+    return bus_connect(s->bus, endpoint, id, s->params->queue_max, handlers[peer], s,
+                       &s->sockets[peer], detail);
+}
+
+/* A router that sees another connection under our name forgets ours without closing it, so ZeroMQ
+ * will not connect again by itself: silence is answered with a new connection.  What was queued on
+ * the old one is lost; the router, having lost us meanwhile, assigns again from what it has. */
+static void router_check(struct wk_shell *s)
+{
+    struct err_detail detail = {.text = ""};
+    uint64_t now_us = loop_now_us(s->loop);
+    if (s->router_us == 0 || now_us - s->router_us < ROUTER_SILENCE_US)
+        return;
+    s->router_us = now_us;
+    log_info(WORKER, "router is silent, connecting again", "");
+    bus_socket_destroy(&s->sockets[WK_ROUTER]);
+    enum err e = connect_peer(s, WK_ROUTER, &detail);
+    CHECK(e == ERR_OK); /* the same endpoint was good at start */
+}
+
 static void on_beat(void *arg)
 {
     struct wk_shell *s = arg;
     pause_check(s);
+    router_check(s);
     s->beat_us = loop_now_us(s->loop);
     if (s->loaded) {
         wk_shell_kv_beat(s);
@@ -299,14 +328,8 @@ static void core_options_fill(struct wk_shell *s, const struct wk_spec *spec)
 
 static enum err connect_all(struct wk_shell *s, struct err_detail *detail)
 {
-    static const bus_fn handlers[WK_PEER_COUNT] = {on_router, on_kvmgr, on_drafter};
-    char id[BUS_PEER_BYTES_MAX + 1], endpoint[PARAM_STR_BYTES + 32];
-    snprintf(id, sizeof id, "worker-%u", s->params->id);
-    for (uint32_t i = 0; i < WK_PEER_COUNT; i++) {
-        snprintf(endpoint, sizeof endpoint, "ipc://%s/%s.sock", s->params->run_dir, peer_names[i]);
-        TRY(bus_connect(s->bus, endpoint, id, s->params->queue_max, handlers[i], s, &s->sockets[i],
-                        detail));
-    }
+    for (uint32_t i = 0; i < WK_PEER_COUNT; i++)
+        TRY(connect_peer(s, i, detail));
     return ERR_OK;
 }
 

@@ -80,7 +80,8 @@ struct wk_shell {
     uint64_t *leases;
     struct wk_arena_state kv;
     uint64_t drafter_incarnation;
-    uint64_t beat_us; /* of the last beat, to notice our own pauses */
+    uint64_t beat_us;   /* of the last beat, to notice our own pauses */
+    uint64_t router_us; /* heard from the router, or connected to it; 0 = never heard */
     bool stopping;
     int exit_code;
     struct wk_published published;

@@ -179,6 +179,17 @@ def test_killed_router_worker_kvmgr_lose_no_stream():
             c.pool_settles()
 
 
+def test_router_asleep_loses_no_stream():
+    with Cluster() as c:
+        def sleep(_):
+            pid = c.kill("router", signal.SIGSTOP)
+            time.sleep(4)
+            os.kill(pid, signal.SIGCONT)
+        under_load(c, sleep, rounds=2)
+        c.ledger_settles()
+        c.pool_settles()
+
+
 def test_random_cancels_leave_nothing():
     with Cluster(worker__seqs_max=4) as c:
         def one(index):

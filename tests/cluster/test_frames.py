@@ -125,4 +125,15 @@ def test_garbage_on_every_socket():
         c.pool_settles()
 
 
+def test_peer_that_takes_a_name():
+    """A second connection under a living peer's routing id takes over; the peer recovers."""
+    with Cluster() as c:
+        for name in (b"worker-0", b"gateway-0"):
+            peer = Zmtp(os.path.join(c.run_dir, "router.sock"), name)
+            peer.send([header(kind=10), b""])
+            peer.close()
+            wait_for(f"served again after {name}", 20, lambda: c.ready() and c.stream(
+                "Who are you?", temperature=0).finish == "stop")
+
+
 cluster.main(globals())

@@ -391,6 +391,22 @@ static void bad_commits_change_nothing(void **state)
     km_core_destroy(&w.core);
 }
 
+static void a_pause_of_our_own_is_nobody_elses_silence(void **state)
+{
+    struct world w = world_new();
+    attach(&w, 0);
+    (void)open_ok(&w, 0, 1, 3);
+    w.now_us += 6 * SECOND;
+    struct km_event late = {.type = KM_EVENT_TICK, .u.stood_still = true};
+    step(&w, late);
+    tick(&w);
+    assert_int_equal(km_core_leases(w.core), 1);
+    w.now_us += 6 * SECOND; /* real silence still counts */
+    tick(&w);
+    all_free(&w);
+    km_core_destroy(&w.core);
+}
+
 static void silence_frees_and_asks_for_an_attach(void **state)
 {
     struct world w = world_new();
@@ -758,6 +774,7 @@ int main(void)
         cmocka_unit_test(full_is_an_answer),
         cmocka_unit_test(old_epochs_and_strangers_are_told),
         cmocka_unit_test(bad_commits_change_nothing),
+        cmocka_unit_test(a_pause_of_our_own_is_nobody_elses_silence),
         cmocka_unit_test(silence_frees_and_asks_for_an_attach),
         cmocka_unit_test(lost_workers_do_not_stand_in_the_way),
         cmocka_unit_test(unnamed_leases_are_freed_when_old),
