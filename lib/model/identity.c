@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "lib/base/check.h"
+#include "lib/base/mem.h"
 #include "lib/model/safetensors.h"
 
 static void add_u64(struct hash_xxh3 *h, uint64_t value)
@@ -23,8 +24,25 @@ static void add_text(struct hash_xxh3 *h, const char *text, size_t bytes)
 }
 
 struct hash128 identity_fingerprint(const struct safetensors *set,
-                                    const struct identity_texts *texts,
-                                    const struct hash128 *hashes)
+                                    const struct identity_texts *texts, identity_hashed_fn hashed,
+                                    void *hashed_arg)
+{
+    uint32_t count = safetensors_count(set);
+    struct hash128 *hashes = mem_take_array((size_t)count + 1, sizeof(*hashes));
+    for (uint32_t i = 0; i < count; i++) {
+        const struct safetensors_tensor *t = safetensors_at(set, i);
+        hashes[i] = hash_xxh3_once(t->data, t->bytes);
+        if (hashed != NULL)
+            hashed(hashed_arg, t->bytes);
+    }
+    struct hash128 fp = identity_fingerprint_of(set, texts, hashes);
+    mem_give(hashes);
+    return fp;
+}
+
+struct hash128 identity_fingerprint_of(const struct safetensors *set,
+                                       const struct identity_texts *texts,
+                                       const struct hash128 *hashes)
 {
     struct hash_xxh3 h;
     hash_xxh3_init(&h);

@@ -138,7 +138,7 @@ static enum err load_tensors(struct model *m, const struct model_options *option
     struct hash128 *hashes = mem_take_array(safetensors_count(m->tensors) + 1, sizeof(*hashes));
     enum err e = load_pass(m->tensors, m->weights, &m->ctx, options->progress,
                            options->progress_arg, hashes, detail);
-    m->info.model_fp = identity_fingerprint(m->tensors, texts, hashes);
+    m->info.model_fp = identity_fingerprint_of(m->tensors, texts, hashes);
     mem_give(hashes);
     identity_quantization(m->tensors, m->info.quantization, sizeof(m->info.quantization));
     return e;
