@@ -17,8 +17,8 @@ struct call {
 
 const char *wk_collective_name(uint32_t kind)
 {
-    static const char *const names[] = {"?", "all_reduce", "all_gather", "pair_exchange",
-                                        "barrier"};
+    static const char *const names[] = {"?",       "all_reduce", "all_gather", "pair_exchange",
+                                        "barrier", "all_to_all"};
     return names[kind < ARRAY_COUNT(names) ? kind : 0];
 }
 
@@ -199,29 +199,49 @@ enum err wk_all_reduce(struct wk_fabric *f, float *values, size_t count)
     return ERR_OK;
 }
 
-enum err wk_all_gather(struct wk_fabric *f, const void *own, size_t bytes, void *ret_all)
+/* Sends peer p the bytes at own + p * step, step 0 = the same to all, and takes in theirs. */
+static enum err parts_exchange(struct wk_fabric *f, const struct call *c, const uint8_t *own,
+                               size_t step, size_t bytes, uint8_t *all)
 {
-    struct call c = call_begin(f, WK_ALL_GATHER, bytes);
-    if (f->fault != ERR_OK)
-        return f->fault;
-    uint8_t *all = ret_all;
-    if (bytes > 0 && own != all + f->rank * bytes)
-        memcpy(all + f->rank * bytes, own, bytes);
     size_t at = 0;
     do { /* an empty share sends its message too */
         size_t count = piece_of(f, bytes - at);
-        TRY(piece_send_all(f, &c, all + f->rank * bytes + at, count));
+        for (uint32_t peer = 0; peer < f->ranks; peer++)
+            if (peer != f->rank)
+                TRY(piece_send(f, c, peer, own + peer * step + at, count));
         for (uint32_t peer = 0; peer < f->ranks; peer++) {
             const uint8_t *from = NULL;
             if (peer == f->rank)
                 continue;
-            TRY(piece_receive(f, &c, peer, count, &from));
+            TRY(piece_receive(f, c, peer, count, &from));
             memcpy(all + peer * bytes + at, from, count);
             f->link.ops->release(f->link.self, peer);
         }
         at += count;
     } while (at < bytes);
     return ERR_OK;
+}
+
+enum err wk_all_gather(struct wk_fabric *f, const void *own, size_t bytes, void *ret_all)
+{
+    struct call c = call_begin(f, WK_ALL_GATHER, bytes);
+    if (f->fault != ERR_OK)
+        return f->fault;
+    uint8_t *mine = (uint8_t *)ret_all + f->rank * bytes;
+    if (bytes > 0 && own != mine)
+        memcpy(mine, own, bytes);
+    return parts_exchange(f, &c, mine, 0, bytes, ret_all);
+}
+
+enum err wk_all_to_all(struct wk_fabric *f, const void *own, size_t bytes, void *ret_all)
+{
+    struct call c = call_begin(f, WK_ALL_TO_ALL, bytes);
+    CHECK(own != ret_all);
+    if (f->fault != ERR_OK)
+        return f->fault;
+    if (bytes > 0)
+        memcpy((uint8_t *)ret_all + f->rank * bytes, (const uint8_t *)own + f->rank * bytes, bytes);
+    return parts_exchange(f, &c, own, bytes, bytes, ret_all);
 }
 
 enum err wk_pair_exchange(struct wk_fabric *f, uint32_t peer, const void *own, size_t bytes,

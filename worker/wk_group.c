@@ -13,12 +13,19 @@ static enum err group_gather(void *arg, const void *own, size_t bytes, void *ret
     return wk_all_gather(arg, own, bytes, ret_all);
 }
 
-struct model_group wk_group(struct wk_fabric *f, enum shard_moe moe)
+static enum err group_to_all(void *arg, const void *own, size_t bytes, void *ret_all)
+{
+    return wk_all_to_all(arg, own, bytes, ret_all);
+}
+
+struct model_group wk_group(struct wk_fabric *f, enum shard_moe moe, uint32_t interleave)
 {
     return (struct model_group){.rank = wk_fabric_rank(f),
                                 .ranks = wk_fabric_ranks(f),
                                 .moe = moe,
+                                .interleave = interleave,
                                 .all_reduce = group_reduce,
                                 .all_gather = group_gather,
+                                .all_to_all = group_to_all,
                                 .arg = f};
 }

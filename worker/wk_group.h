@@ -9,6 +9,7 @@
 
 struct wk_fabric;
 
-struct model_group wk_group(struct wk_fabric *f, enum shard_moe moe);
+/* interleave 0: every rank keeps all cache rows. */
+struct model_group wk_group(struct wk_fabric *f, enum shard_moe moe, uint32_t interleave);
 
 #endif

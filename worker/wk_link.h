@@ -21,6 +21,7 @@ enum wk_collective {
     WK_ALL_GATHER = 2,
     WK_PAIR_EXCHANGE = 3,
     WK_BARRIER = 4,
+    WK_ALL_TO_ALL = 5,
 };
 
 #define WK_HEAD_MAGIC 0x31424654u /* "TFB1" */

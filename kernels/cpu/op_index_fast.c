@@ -58,7 +58,11 @@ static void score_items(const void *arg, uint32_t begin, uint32_t end)
         double *out = a->score + index * a->score_stride;
         for (uint32_t p = first; p < last; p += DOT_OUTS) {
             const float *keys[DOT_OUTS];
-            uint32_t some = last - p < DOT_OUTS ? last - p : DOT_OUTS;
+            uint32_t some = last - p < DOT_OUTS ? last - p : DOT_OUTS, owned = 0;
+            for (uint32_t k = 0; k < some; k++)
+                owned += (uint32_t)op_shard_owns(&a->pages.shard, p + k);
+            if (owned == 0)
+                continue;
             for (uint32_t k = 0; k < DOT_OUTS; k++)
                 keys[k] = op_page_row(&a->pages, seq->blocks, p + (k < some ? k : 0), a->dim);
             vf4 score = score_pools(a, keys, a->q + (uint64_t)row * a->heads * a->dim,

@@ -256,7 +256,9 @@ static void mla_case(struct rng *rng, enum op_dtype dtype, const struct mla_shap
     uint32_t *selected = check_words(&k, (size_t)s->rows * s->tokens);
     uint32_t *counts = check_words(&k, s->rows);
     double *work = (double *)check_words(&k, (size_t)2 * items * s->tokens);
-    struct op_pages pages = {(uint8_t *)memory, BLOCK * s->latent * sizeof(float), BLOCK};
+    struct op_pages pages = {.base = (uint8_t *)memory,
+                             .block_stride = BLOCK * s->latent * sizeof(float),
+                             .rows_per_block = BLOCK};
     struct op_seq seq = {.row_count = s->rows, .blocks = blocks};
     for (uint32_t b = 0; b < 64; b++)
         blocks[b] = (b * 29 + 5) % 64;
@@ -334,7 +336,9 @@ static void index_case(struct rng *rng, uint32_t heads, uint32_t dim, uint32_t p
         blocks[b] = b ^ 3;
     for (uint32_t i = 0; i < dim * 2; i++)
         keys[i] = 0; /* pools of zeros score exactly zero */
-    struct op_pages pages = {(uint8_t *)keys, BLOCK * dim * sizeof(float), BLOCK};
+    struct op_pages pages = {.base = (uint8_t *)keys,
+                             .block_stride = BLOCK * dim * sizeof(float),
+                             .rows_per_block = BLOCK};
     struct op_seq seq = {
         .row_count = ROWS, .position_start = pools * KPOOL - ROWS, .blocks = blocks};
     for (int t = 0; t < 2; t++)

@@ -39,7 +39,7 @@ static struct buffers buffers_take(uint32_t ranks)
     return (struct buffers){mem_take_array(COUNT_MAX, sizeof(float)),
                             mem_take_array(COUNT_MAX, sizeof(float)),
                             mem_take_array(COUNT_MAX, sizeof(float)),
-                            mem_take_array((size_t)COUNT_MAX * ranks, sizeof(float))};
+                            mem_take_array((size_t)COUNT_MAX * ranks * 2, sizeof(float))};
 }
 
 static void buffers_give(struct buffers *b)
@@ -67,6 +67,16 @@ static enum err round_run(struct world *w, struct wk_fabric *f, struct buffers *
         fill(b->work, count, round, r);
         MUST(memcmp((uint8_t *)b->all + r * bytes, b->work, bytes) == 0);
     }
+    /* Rank r's part for rank p is its values of round 1000 + p. */
+    float *parts = b->all + (size_t)w->ranks * COUNT_MAX;
+    for (uint32_t p = 0; p < w->ranks; p++)
+        fill(parts + p * count, count, 1000 + p, rank);
+    TRY(wk_all_to_all(f, parts, bytes, b->all));
+    for (uint32_t r = 0; r < w->ranks; r++) {
+        fill(b->work, count, 1000 + rank, r);
+        MUST(memcmp((uint8_t *)b->all + r * bytes, b->work, bytes) == 0);
+    }
+    fill(b->values, count, round, rank);
     uint32_t peer = rank ^ 1u; /* pairs 0-1, 2-3, ... */
     if (peer < w->ranks) {
         TRY(wk_pair_exchange(f, peer, b->values, bytes, b->sum));
