@@ -226,6 +226,7 @@ static bool run_answer(const uint32_t *ids, uint32_t count, uint32_t piece, uint
     gw_answer_finish(&a, 0, finish, NULL, 1000);
     assert_true(gw_answer_over(&a));
     assert_false(a.failed);
+    gw_answer_settle(&a);
     if (request.stream) {
         gw_answer_usage_event(&a);
     } else {
