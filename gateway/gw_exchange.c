@@ -368,6 +368,14 @@ static void engine_failed(struct gw_exchange *x, enum err code, uint32_t retry_a
                           x->shell->router.context_max ? x->shell->router.context_max
                                                        : x->job.window,
                           longest, false);
+    } else if (code == ERR_TOO_LARGE) {
+        /* Even an idle cluster cannot take it, so nobody is told to come back. */
+        bool several = r->choice_count > r->prompt_count;
+        gw_refuse_invalid(&refusal, several ? "invalid_value" : "context_length_exceeded",
+                          several                  ? "n"
+                          : r->endpoint == GW_CHAT ? "messages"
+                                                   : "prompt",
+                          "%s", text && text[0] ? text : err_text(code));
     } else {
         gw_refuse_err(&refusal, code, retry_after_ms, text);
     }
