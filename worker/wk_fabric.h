@@ -55,7 +55,7 @@ void wk_fabric_step(struct wk_fabric *f, uint64_t step);
 MUST_USE enum err wk_all_reduce(struct wk_fabric *f, float *values, size_t count);
 /* ret_all [ranks, bytes] in rank order; own may lie at its place in it.  A share may be empty. */
 MUST_USE enum err wk_all_gather(struct wk_fabric *f, const void *own, size_t bytes, void *ret_all);
-/* Part r of own [ranks, bytes] goes to rank r; ret_all [ranks, bytes] are the parts for this one. */
+/* Part r of own [ranks, bytes] goes to rank r; ret_all [ranks, bytes]: the parts for this one. */
 MUST_USE enum err wk_all_to_all(struct wk_fabric *f, const void *own, size_t bytes, void *ret_all);
 /* With one peer; both sides call it. */
 MUST_USE enum err wk_pair_exchange(struct wk_fabric *f, uint32_t peer, const void *own,

@@ -90,8 +90,8 @@ const struct model_info *model_info(const struct model *m);
 /* Paged rows and state slots, all f32 for now.  Block b begins at blocks + b * block_stride; in it,
  * DSA layer d (0-based among DSA layers) begins at d * layer_stride with block_tokens latent rows
  * [latent_dim] and, at + index_offset, block_tokens / index_kpool pooled rows [index_dim].
- * Position p of a sequence is row p % block_tokens of the sequence's block p / block_tokens.  With an
- * interleave a rank has only its own 1 / ranks of a block's rows, in the same order and without
+ * Position p of a sequence is row p % block_tokens of the sequence's block p / block_tokens.  With
+ * an interleave a rank has only its own 1 / ranks of a block's rows, in the same order and without
  * gaps; block_tokens is that of the whole, a multiple of ranks * interleave. */
 struct model_kv {
     uint8_t *blocks;

@@ -215,13 +215,20 @@ static void test_agree(void **state)
             world_init(&w, ranks, 1024);
             world_run(&w, body_agree, &v);
             world_fini(&w);
+            const char *text = NULL;
             for (uint32_t r = 0; r < ranks; r++) {
-                assert_int_equal(v.code[r], expected[how]);
                 /* No collective runs after a refusal. */
-                assert_int_equal(v.after[r], expected[how]);
+                assert_int_equal(v.after[r], v.code[r]);
+                /* Of three, one may hear that another left before it has all ballots. */
+                if (ranks > 2 && how != SAME &&
+                    (v.code[r] == ERR_CLOSED || strstr(v.detail[r].text, "has left") != NULL))
+                    continue;
+                assert_int_equal(v.code[r], expected[how]);
                 assert_non_null(strstr(v.detail[r].text, words[how]));
-                assert_string_equal(v.detail[r].text, v.detail[0].text);
+                text = text != NULL ? text : v.detail[r].text;
+                assert_string_equal(v.detail[r].text, text);
             }
+            assert_non_null(text);
         }
     }
 }
