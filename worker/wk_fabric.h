@@ -62,4 +62,11 @@ MUST_USE enum err wk_pair_exchange(struct wk_fabric *f, uint32_t peer, const voi
                                    size_t bytes, void *ret_theirs);
 MUST_USE enum err wk_barrier(struct wk_fabric *f);
 
+/* Rank 0 tells all others; they hear it, in order, between their collectives.  Waiting to hear is
+ * no collective and has no deadline: ERR_BUSY when nothing was told within wait_ms, while all
+ * ranks live.  More than bytes_max is a fault. */
+MUST_USE enum err wk_tell(struct wk_fabric *f, const void *bytes, size_t count);
+MUST_USE enum err wk_hear(struct wk_fabric *f, void *ret_bytes, size_t bytes_max, size_t *ret_count,
+                          uint32_t wait_ms);
+
 #endif
