@@ -74,9 +74,10 @@ def test_two_hundred_streams():
         c.pool_settles(20)
         restarts = [role["restarts"] for role in json.loads(
             c.tandem("status", "--json").stdout)["roles"]]
-    print(f"streams {results['streams']}, events {results['tokens']} in {SECONDS} s, longest silence "
-          f"{max(results['longest']):.2f} s, live {results['live']}, rss KiB {results['early']} -> "
-          f"{results['late']}")
+    print(f"measured: {STREAMS} streams for {SECONDS} s | `tests/cluster/test_load.py` | "
+          f"{results['streams']} streams, {results['tokens']} events, {len(results['errors'])} errors, "
+          f"longest silence {max(results['longest']):.2f} s, live {results['live']}, resident KiB "
+          f"{results['early']} -> {results['late']}")
     assert not results["errors"], results["errors"][:5]
     assert not any(restarts), restarts
     assert results["live"] >= STREAMS - 4, results["live"]
