@@ -108,6 +108,11 @@ static void send_submit(struct gw_shell *s, const struct gw_action *a)
     uint32_t max = r->max_tokens && r->max_tokens < room ? r->max_tokens : room;
     m.u.request.limits.output_tokens_max = max;
     m.u.request.limits.output_tokens_min = r->min_tokens < max ? r->min_tokens : max;
+    m.u.request.attempt = a->again;
+    m.u.request.group_index = a->choice;
+    m.u.request.group_count = r->choice_count;
+    for (uint32_t i = 0; i < r->choice_count; i++)
+        m.u.request.group_tokens += r->prompts[i / r->n].count;
     if (send_msg(s, &m) != ERR_OK)
         gw_shell_defer(s, &(struct gw_deferred){.type = DEFER_BUSY, .id = a->id});
 }

@@ -61,6 +61,9 @@ static const struct wire_field request_rows[] = {
     WIRE_ROW_SUB(sampling, sampling_table),
     WIRE_ROW_SUB(limits, limits_table),
     WIRE_ROW_U32(attempt),
+    WIRE_ROW_U32(group_index),
+    WIRE_ROW_U32(group_count),
+    WIRE_ROW_U64(group_tokens),
 };
 #undef M
 #undef P

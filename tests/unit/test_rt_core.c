@@ -543,7 +543,7 @@ static void test_never_fits_the_queue(void **state)
     struct stream *over = stream_open(&w, 0, 1001, 5);
     struct stream *fits = stream_open(&w, 0, 1000, 5);
     world_run_ms(&w, 100);
-    assert_int_equal(over->reply, ERR_TOO_LARGE);
+    assert_int_equal(over->reply, ERR_INVALID);
     assert_int_equal(fits->reply, ERR_OK);
     end();
     begin(1, 1);
@@ -552,7 +552,152 @@ static void test_never_fits_the_queue(void **state)
     world_run_ms(&w, 1000);
     over = stream_open(&w, 0, 3800, 5);
     world_run_ms(&w, 100);
-    assert_int_equal(over->reply, ERR_TOO_LARGE);
+    assert_int_equal(over->reply, ERR_INVALID);
+    end();
+}
+
+/* `count` choices of one request, submitted in order; returns the first. */
+static struct stream **open_group(uint32_t count, uint32_t tokens, uint32_t max)
+{
+    static struct stream *s[STREAMS];
+    for (uint32_t i = 0; i < count; i++) {
+        s[i] = stream_new(&w, 0, tokens, max);
+        s[i]->group_index = i;
+        s[i]->group_count = count;
+        s[i]->group_tokens = (uint64_t)count * tokens;
+        stream_submit(&w, 0, s[i]);
+    }
+    return s;
+}
+
+/* All choices of a request are admitted or none, and what an idle cluster cannot hold never is. */
+static void test_choices_as_one(void **state)
+{
+    (void)state;
+    begin(1, 1);
+    w.options.queue_requests_max = 3;
+    w.options.queue_tokens_max = 1000;
+    router_restart(&w);
+    world_run_ms(&w, 1000);
+    w.workers[0].seqs_max = 2;
+    world_run_ms(&w, 600);
+    /* 2 run, 3 wait: fits although the queue alone would not hold it. */
+    struct stream **s = open_group(5, 100, 60);
+    world_run_ms(&w, 50);
+    for (uint32_t i = 0; i < 5; i++)
+        assert_int_equal(s[i]->reply, ERR_OK);
+    /* Not now, but later. */
+    struct stream *kept[5];
+    memcpy(kept, s, sizeof(kept));
+    s = open_group(2, 100, 5);
+    world_run_ms(&w, 50);
+    for (uint32_t i = 0; i < 2; i++)
+        assert_int_equal(s[i]->reply, ERR_BUSY);
+    world_run_ms(&w, 6000);
+    for (uint32_t i = 0; i < 5; i++)
+        assert_int_equal(kept[i]->state, S_OVER);
+    /* Never: too many, too long together, more than the token memory. */
+    s = open_group(6, 10, 5);
+    world_run_ms(&w, 50);
+    for (uint32_t i = 0; i < 6; i++)
+        assert_int_equal(s[i]->reply, ERR_INVALID);
+    s = open_group(5, 334, 5);
+    world_run_ms(&w, 50);
+    for (uint32_t i = 0; i < 5; i++)
+        assert_int_equal(s[i]->reply, ERR_INVALID);
+    s = open_group(5, 333, 5);
+    world_run_ms(&w, 50);
+    for (uint32_t i = 0; i < 5; i++)
+        assert_int_equal(s[i]->reply, ERR_OK);
+    world_run_ms(&w, 2000);
+    /* It comes again and again while a canary may hold a sequence: admitted every time. */
+    for (uint32_t n = 0; n < 60; n++) {
+        s = open_group(5, 100, 3);
+        world_run_ms(&w, 5);
+        for (uint32_t i = 0; i < 5; i++)
+            assert_int_equal(s[i]->reply, ERR_OK);
+        world_run_ms(&w, 240);
+        for (uint32_t i = 0; i < 5; i++) {
+            assert_int_equal(s[i]->state, S_OVER);
+            s[i]->state = S_FREE;
+        }
+    }
+    end();
+}
+
+/* A long request that waits for the large worker lets short ones pass to the small one. */
+static void test_contexts_differ(void **state)
+{
+    (void)state;
+    begin(2, 1);
+    w.workers[0].context_max = 300;
+    w.workers[0].seqs_max = 1;
+    w.workers[1].seqs_max = 1;
+    world_run_ms(&w, 600);
+    struct stream *large = stream_new(&w, 0, 1000, 500); /* takes the large one */
+    while (stop_of(large->prompt) != UINT32_MAX) {
+        large->state = S_FREE;
+        large = stream_new(&w, 0, 1000, 500);
+    }
+    stream_submit(&w, 0, large);
+    world_run_ms(&w, 50);
+    assert_int_equal(w.workers[1].assigned, 1);
+    struct stream *next = stream_open(&w, 0, 1001, 5);
+    struct stream *small[3];
+    for (uint32_t i = 0; i < 3; i++)
+        small[i] = stream_open(&w, 0, 20, 5);
+    world_run_ms(&w, 500);
+    for (uint32_t i = 0; i < 3; i++)
+        assert_int_equal(small[i]->state, S_OVER);
+    assert_int_equal(next->state, S_LIVE);
+    assert_int_equal(w.workers[0].assigned, 3);
+    world_run_ms(&w, 4000);
+    assert_int_equal(next->finish, MSG_FINISH_LENGTH);
+    /* The large one restarts: a long request waits for it, and is not refused meanwhile. */
+    worker_kill(&w, 1);
+    world_run_ms(&w, 3000);
+    struct stream *late = stream_open(&w, 0, 1000, 5);
+    world_run_ms(&w, 1000);
+    assert_int_equal(late->state, S_LIVE);
+    worker_up(&w, 1, 1);
+    world_run_ms(&w, 1000);
+    assert_int_equal(late->state, S_OVER);
+    assert_int_equal(late->code, ERR_OK);
+    /* Nobody else is large enough and it stays away: the wait has an end. */
+    worker_kill(&w, 1);
+    world_run_ms(&w, 3000);
+    late = stream_open(&w, 0, 1000, 5);
+    world_run_ms(&w, 31000);
+    assert_int_equal(late->state, S_OVER);
+    assert_int_equal(late->code, ERR_NO_WORKER);
+    end();
+}
+
+/* A worker hangs with requests and another one is free: they go on there. */
+static void test_stalled_worker_loses_its_requests(void **state)
+{
+    (void)state;
+    begin(2, 1);
+    struct stream *s[4];
+    for (uint32_t i = 0; i < 4; i++)
+        s[i] = open_long(0, 500);
+    world_run_ms(&w, 300);
+    assert_int_equal(seqs_live(&w.workers[0]), 2);
+    w.workers[0].hung = true;
+    w.faults = true;
+    uint64_t begun_us = w.now_us;
+    while (w.workers[1].resumed_with == 0)
+        world_step(&w);
+    assert_true(w.now_us - begun_us < 4500000);
+    world_run_ms(&w, 6000);
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(s[i]->finish, MSG_FINISH_LENGTH);
+        assert_int_equal(s[i]->k, 500);
+    }
+    w.workers[0].hung = false; /* it wakes with requests that are not its own any more */
+    world_run_ms(&w, 200);
+    for (uint32_t n = 0; n < SEQS_MAX; n++)
+        assert_true(!w.workers[0].seqs[n].used || w.workers[0].seqs[n].canary);
     end();
 }
 
@@ -884,6 +1029,9 @@ int main(void)
         cmocka_unit_test(test_kvmgr_silent),
         cmocka_unit_test(test_rate_of_long_prompts),
         cmocka_unit_test(test_never_fits_the_queue),
+        cmocka_unit_test(test_choices_as_one),
+        cmocka_unit_test(test_contexts_differ),
+        cmocka_unit_test(test_stalled_worker_loses_its_requests),
         cmocka_unit_test(test_busy_worker_needs_no_canary),
         cmocka_unit_test(test_drain_and_resume),
         cmocka_unit_test(test_drain_gives_back),
