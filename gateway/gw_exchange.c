@@ -166,6 +166,8 @@ static void submit(struct gw_exchange *x)
     }
     x->state = EXCHANGE_ENGINE;
     x->submitted_us = gw_shell_now(s);
+    if (s->params->request_ms > 0)
+        r->base.limits.deadline_unix_us = clock_unix_us() + s->params->request_ms * 1000ull;
     gw_metric_add(s, GW_M_unknown_fields, r->unknown_fields);
     gw_metric_observe(s, GW_M_params_n, r->n);
     if (r->max_tokens)

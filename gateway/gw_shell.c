@@ -58,7 +58,8 @@ void gw_metric_observe(struct gw_shell *s, uint32_t metric, double value)
 
 /* ---- to the router ---- */
 
-static enum err send_msg(struct gw_shell *s, const struct msg *m)
+/* A beat is said again soon: it does not queue up for a router that is away. */
+static enum err send_frames(struct gw_shell *s, const struct msg *m, bool beat)
 {
     struct wire_frame frames[WIRE_FRAMES_MAX];
     struct bus_frame out[WIRE_FRAMES_MAX];
@@ -68,14 +69,19 @@ static enum err send_msg(struct gw_shell *s, const struct msg *m)
     if (e == ERR_OK) {
         for (uint32_t i = 0; i < count; i++)
             out[i] = (struct bus_frame){frames[i].bytes, frames[i].count};
-        e = bus_send(s->socket, NULL, out, count);
+        e = beat ? bus_send_beat(s->socket, out, count) : bus_send(s->socket, NULL, out, count);
     }
-    if (e != ERR_OK) {
+    if (e != ERR_OK && !(beat && e == ERR_CLOSED)) {
         gw_metric_add(s, GW_M_unsent, 1);
         log_warn(GATEWAY, "message not sent", "type=%s code=%s", msg_type_name(m->type),
                  err_name(e));
     }
     return e;
+}
+
+static enum err send_msg(struct gw_shell *s, const struct msg *m)
+{
+    return send_frames(s, m, false);
 }
 
 /* Prompt, and what is final of the output, in one array. */
@@ -131,7 +137,7 @@ static void announce(struct gw_shell *s)
     m.u.announce.incarnation = s->incarnation;
     m.u.announce.live_count = gw_core_live_ids(s->core, s->live_ids);
     m.u.announce.live_ids = s->live_ids;
-    (void)!send_msg(s, &m);
+    (void)!send_frames(s, &m, true);
 }
 
 /* ---- the core ---- */

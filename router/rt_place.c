@@ -232,6 +232,7 @@ void rt_workers_tick(struct rt_core *c)
         }
         if (!rt_worker_usable(w))
             continue;
+        w->context_max = w->info.context_max;
         c->ever_usable = true;
         c->usable_us = c->now_us;
     }

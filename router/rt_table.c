@@ -173,8 +173,6 @@ void rt_worker_info_set(struct rt_worker *w, const struct msg_worker_info *info)
     CHECK_OBJ(w, WORKER_MAGIC);
     CHECK(info->canary_count <= MSG_CANARY_IDS_MAX);
     w->info = *info;
-    if (info->context_max != 0)
-        w->context_max = info->context_max;
     w->info.quantization = long_text(w->quantization, info->quantization);
     w->info.warnings = long_text(w->warnings, info->warnings);
     rt_text_set(&w->numerics, info->numerics);
@@ -358,7 +356,7 @@ uint64_t rt_table_seqs(const struct rt_table *t, uint64_t *ret_free)
         const struct rt_worker *w = &t->workers[i];
         if (w->magic == 0)
             continue;
-        all += w->info.seqs_max;
+        all += w->context_max > 0 ? w->info.seqs_max : 0;
         if (rt_worker_usable(w) && w->info.seqs_max > rt_worker_taken(w))
             *ret_free += w->info.seqs_max - rt_worker_taken(w);
     }

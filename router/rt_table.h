@@ -28,7 +28,7 @@ struct rt_worker {
     struct rt_text numerics, spec, config_hash;
     uint32_t canary_ids[MSG_CANARY_IDS_MAX];
 
-    uint32_t context_max;   /* the last one that it published: it may be loading again */
+    uint32_t context_max;   /* when it was usable last; 0 = never was */
     bool lost;              /* silent for too long */
     uint64_t heard_us;      /* any message */
     uint64_t busy_until_us; /* it refused an assignment: none before this */
@@ -110,9 +110,9 @@ enum rt_fit {
 enum rt_fit rt_table_fit(const struct rt_table *t, uint32_t tokens);
 /* The largest context of the usable workers that could take a request now; 0 = none. */
 uint32_t rt_table_context_free(const struct rt_table *t, uint64_t now_us);
-/* The largest context known, usable or not; 0 = none known. */
+/* The largest context of workers that are or have been usable; 0 = none known. */
 uint32_t rt_table_context_max(const struct rt_table *t);
-/* Sequences of all workers known, and those free on usable ones. */
+/* Sequences of all workers that have been usable, and those free on usable ones. */
 uint64_t rt_table_seqs(const struct rt_table *t, uint64_t *ret_free);
 /* The least loaded usable worker with a free sequence whose context holds `tokens` and one more;
  * NULL if there is none now. */

@@ -17,7 +17,7 @@ void wk_shell_draft_beat(struct wk_shell *s)
         .epoch = s->kv.epoch,
         .model_fp = wk_exec_loaded(s->exec)->info->model_fp,
     };
-    wk_shell_send(s, WK_DRAFTER, &m);
+    wk_shell_beat(s, WK_DRAFTER, &m);
 }
 
 void wk_shell_draft_message(struct wk_shell *s, const struct msg *m)

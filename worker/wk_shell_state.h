@@ -91,6 +91,8 @@ struct wk_shell {
 
 /* wk_shell.c */
 void wk_shell_send(struct wk_shell *s, enum wk_peer to, const struct msg *m);
+/* The same for what is repeated every beat: it does not pile up for a peer that is away. */
+void wk_shell_beat(struct wk_shell *s, enum wk_peer to, const struct msg *m);
 void wk_shell_step(struct wk_shell *s, struct wk_event *event);
 void wk_shell_fail(struct wk_shell *s, const char *why); /* ends the process with an error */
 

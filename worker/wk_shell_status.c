@@ -84,7 +84,7 @@ void wk_shell_publish(struct wk_shell *s, bool always)
     s->published = now;
     struct msg m = {.type = MSG_WORKER_STATE, .epoch = s->kv.epoch};
     info_fill(s, &m.u.worker);
-    wk_shell_send(s, WK_ROUTER, &m);
+    wk_shell_beat(s, WK_ROUTER, &m);
 }
 
 /* ---- metrics ---- */

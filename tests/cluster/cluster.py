@@ -185,19 +185,32 @@ class Cluster:
                     return int(line.split()[1])
         return 0
 
-    def health(self, role):
-        """The role's own health page, over its unix socket."""
+    def role_page(self, role, path, method="GET"):
+        """A page of the role itself, over its unix socket."""
         with socket.socket(socket.AF_UNIX) as s:
             s.settimeout(3)
             s.connect(os.path.join(self.run_dir, f"{role}-0.http"))
-            s.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            s.sendall(f"{method} {path} HTTP/1.0\r\n\r\n".encode())
             data = b""
             while True:
                 piece = s.recv(65536)
                 if not piece:
                     break
                 data += piece
-        return json.loads(data.split(b"\r\n\r\n", 1)[1])
+        return data.split(b"\r\n\r\n", 1)[1].decode()
+
+    def health(self, role):
+        return json.loads(self.role_page(role, "/health"))
+
+    def role_metrics(self, role):
+        return self.role_page(role, "/metrics")
+
+    def metric(self, role, name):
+        """The value of the first line of its metrics that begins with this."""
+        for line in self.role_metrics(role).splitlines():
+            if line.startswith(name):
+                return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(f"{role} has no metric {name}")
 
     # HTTP
     def request(self, method, path, body=None, headers=None, timeout=60):
