@@ -53,8 +53,8 @@ void bus_socket_destroy(struct bus_socket **socket_p);
 /* peer: required on bound sockets, NULL on connected ones.  Frames are copied. */
 MUST_USE enum err bus_send(struct bus_socket *s, const struct bus_peer *peer,
                            const struct bus_frame *frames, uint32_t frame_count);
-/* On connected sockets, for what is said again and again: while nobody is connected one such message
- * waits at most, and the others get ERR_CLOSED, so that they do not pile up for an absent peer. */
+/* On connected sockets, for what is said again and again: while nobody is connected one such
+ * message waits at most, the others get ERR_CLOSED and do not pile up for an absent peer. */
 MUST_USE enum err bus_send_beat(struct bus_socket *s, const struct bus_frame *frames,
                                 uint32_t frame_count);
 const struct bus_stats *bus_stats(const struct bus_socket *s);
