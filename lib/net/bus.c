@@ -355,7 +355,8 @@ enum err bus_bind(struct bus *b, const char *endpoint, uint32_t queue_max, bus_f
     }
     if (rc != 0) {
         bus_socket_destroy(&s);
-        return err_set(detail, ERR_IO, "bind %s: %s", endpoint, zmq_strerror(fault));
+        return err_set(detail, fault == EADDRINUSE ? ERR_BUSY : ERR_IO, "bind %s: %s", endpoint,
+                       zmq_strerror(fault));
     }
     if (path != NULL)
         snprintf(s->file, sizeof(s->file), "%s", path);
