@@ -202,7 +202,7 @@ void gw_exchange_text_done(void *arg, struct gw_job *job)
         exchange_free(x);
     } else if (s->draining) {
         struct gw_refusal refusal;
-        gw_refuse_err(&refusal, ERR_DRAINING, 1000, "the gateway is shutting down");
+        gw_refuse_err(&refusal, ERR_DRAINING, 1000, "the gateway is draining");
         exchange_refuse(x, &refusal);
     } else {
         submit(x);

@@ -366,6 +366,17 @@ static void on_tick(void *arg)
         check_drained(s, now_us);
 }
 
+void gw_shell_hold(struct gw_shell *s, bool hold, uint64_t deadline_us)
+{
+    CHECK_OBJ(s, GW_SHELL_MAGIC);
+    if (s->drained != NULL)
+        return; /* the process ends already */
+    uint64_t now_us = loop_now_us(s->loop);
+    s->draining = hold;
+    s->idle_since_us = now_us;
+    s->drain_until_us = deadline_us > 0 ? now_us + deadline_us : UINT64_MAX;
+}
+
 void gw_shell_drain(struct gw_shell *s, void (*fn)(void *arg), void *arg)
 {
     CHECK_OBJ(s, GW_SHELL_MAGIC);

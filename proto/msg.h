@@ -186,6 +186,7 @@ struct msg_worker_info { /* WorkerState: every 500 ms and on a change */
     uint32_t vocab_size;
     double decode_tokens_per_s, prefill_tokens_per_s;
     uint64_t step_us_last, gap_us_max;
+    uint64_t step_age_us; /* since the step in flight began; 0 = none is */
     struct msg_ledger ledger;
     struct hash128 model_fp;
     const char *quantization;

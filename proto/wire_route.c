@@ -210,6 +210,7 @@ static const struct wire_field worker_rows[] = {
     WIRE_ROW_F64(decode_tokens_per_s),
     WIRE_ROW_F64(prefill_tokens_per_s),
     WIRE_ROW_U64(step_us_last),
+    WIRE_ROW_U64(step_age_us),
     WIRE_ROW_U64(gap_us_max),
     WIRE_ROW_SUB(ledger, ledger_table),
     WIRE_ROW_HASH(model_fp),

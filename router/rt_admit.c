@@ -307,6 +307,8 @@ static void resubmit(struct rt_core *c, struct rt_gateway *g, struct rt_request 
 static enum err admit_check(struct rt_core *c, const struct msg_request *q)
 {
     TRY(size_check(c, q));
+    if (c->draining && !comes_back(q))
+        return REFUSE(ERR_DRAINING, "the router is draining");
     TRY(readiness_check(c));
     if (q->limits.deadline_unix_us != 0 && q->limits.deadline_unix_us <= c->unix_us)
         return REFUSE(ERR_TIMEOUT, "deadline has passed already");

@@ -79,6 +79,7 @@ static void carry_out(struct wk_shell *s)
         case WK_ACT_RUN:
             CHECK(!s->busy);
             s->busy = true;
+            s->run_us = loop_now_us(s->loop);
             wk_exec_run(s->exec, s->actions.plan);
             break;
         }

@@ -321,6 +321,7 @@ class Load:
         self.stop, self.running = threading.Event(), threading.Event()
         self.errors, self.done, self.cut, self.busy = [], 0, 0, 0
         self.cuts_allowed, self.cut_epoch = False, 0
+        self.refusals_allowed, self.refused = False, 0  # before the first token, to be tried again
         self.lock, self.threads = threading.Lock(), []
         self.seed = random.randrange(1 << 30)
 
@@ -369,6 +370,9 @@ class Load:
                     cut = cuttable or self.cuts_allowed or self.cut_epoch != epoch
                     if cut and ids == case["ids"][:len(ids)]:
                         self.cut += 1
+                    elif self.refusals_allowed and not ids and (
+                            isinstance(error, OSError) or str(error).startswith("503")):
+                        self.refused += 1
                     else:
                         self.errors.append(error)
                         return

@@ -61,7 +61,10 @@ def test_heartbeats_and_metrics():
         assert 0 < int(c.redis("ttl", P + "worker:0")) <= 6
         worker = dict(zip(*[iter(c.redis("hgetall", P + "worker:0").splitlines())] * 2))
         assert worker["state"] == "ready" and len(worker["model_fp"]) == 32, worker
-        assert "bf16" in worker["quantization"]
+        assert "bf16" in worker["quantization"] and worker["drafter_fp"] == "ngram"
+        assert int(worker["step_age_ms"]) < 60000
+        with open(f"/proc/{c.pid('worker')}/stat", encoding="ascii") as f:
+            assert worker["pid_start"] == f.read().rsplit(")", 1)[1].split()[19], worker
         page = c.request("GET", "/metrics").body.decode()
         for name in ("vllm:num_requests_running", "vllm:generation_tokens_total",
                      "vllm:time_to_first_token_seconds_bucket", "tandem_", "vllm:kv_cache_usage_perc",
