@@ -4,7 +4,7 @@
  * Owned by the loop thread.  Serves HTTP on run_dir/NAME.http (unix socket, mode 0600; evhttp):
  *   GET /health   {"name","role","pid","state","incarnation","uptime_s","redis", ...extra}
  *   GET /metrics  Prometheus text
- *   POST /drain, /undrain  ?worker=N&deadline_ms=N, where the role has them: {"ok":true} or an error
+ *   POST /drain, /undrain  ?worker=N&deadline_ms=N, where the role has them: {"ok":true} or why not
  * and publishes, every 2 s while Redis is up, `tandem:{cluster}:proc:<role>:<id>` (or the key
  * given)
  * with TTL 6 s and `tandem:{cluster}:metrics:<role>:<id>` with TTL 15 s. */
