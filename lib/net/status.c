@@ -111,20 +111,6 @@ static void request_answer(struct evhttp_request *req, struct status *s,
     str_fini(&body);
 }
 
-static void on_health(struct evhttp_request *req, void *arg)
-{
-    struct status *s = arg;
-    CHECK_OBJ(s, STATUS_MAGIC);
-    request_answer(req, s, health_write, "application/json");
-}
-
-static void on_metrics(struct evhttp_request *req, void *arg)
-{
-    struct status *s = arg;
-    CHECK_OBJ(s, STATUS_MAGIC);
-    request_answer(req, s, metrics_write, "text/plain; version=0.0.4; charset=utf-8");
-}
-
 /* A number of the query; true if it is not there. */
 static bool query_number(const struct evkeyvalq *query, const char *name, uint64_t *ret_value,
                          bool *ret_there)
@@ -180,7 +166,8 @@ static void on_other(struct evhttp_request *req, void *arg)
 {
     struct status *s = arg;
     struct str body;
-    const char *path = evhttp_uri_get_path(evhttp_request_get_evhttp_uri(req));
+    const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(req);
+    const char *path = uri != NULL ? evhttp_uri_get_path(uri) : NULL;
     bool known = path != NULL && (strcmp(path, "/drain") == 0 || strcmp(path, "/undrain") == 0);
     if (known && s->options.command != NULL && evhttp_request_get_command(req) == EVHTTP_REQ_POST) {
         on_command(req, s, path);
@@ -190,6 +177,28 @@ static void on_other(struct evhttp_request *req, void *arg)
     str_add_text(&body, "only /health and /metrics are here\n");
     reply_send(req, HTTP_NOTFOUND, "text/plain", &body);
     str_fini(&body);
+}
+
+static void on_health(struct evhttp_request *req, void *arg)
+{
+    struct status *s = arg;
+    CHECK_OBJ(s, STATUS_MAGIC);
+    if (evhttp_request_get_command(req) == EVHTTP_REQ_POST) {
+        on_other(req, arg);
+        return;
+    }
+    request_answer(req, s, health_write, "application/json");
+}
+
+static void on_metrics(struct evhttp_request *req, void *arg)
+{
+    struct status *s = arg;
+    CHECK_OBJ(s, STATUS_MAGIC);
+    if (evhttp_request_get_command(req) == EVHTTP_REQ_POST) {
+        on_other(req, arg);
+        return;
+    }
+    request_answer(req, s, metrics_write, "text/plain; version=0.0.4; charset=utf-8");
 }
 
 static enum err socket_open(const char *path, int *ret_fd, struct err_detail *detail)

@@ -284,9 +284,38 @@ static void test_order_of_service(void **state)
     end();
 }
 
+/* A draining router admits nothing new; what it has goes on, and what comes back is taken. */
+static void test_router_drains(void **state)
+{
+    (void)state;
+    begin(1, 1);
+    struct stream *s = open_long(0, 300);
+    world_run_ms(&w, 200);
+    struct rt_event e = {.type = RT_EVENT_DRAIN, .u.drain = true};
+    router_step(&w, &e);
+    struct stream *refused = stream_open(&w, 0, 20, 5);
+    world_run_ms(&w, 600);
+    assert_int_equal(refused->reply, ERR_DRAINING);
+    assert_true(refused->retry_ms >= 1000);
+    assert_false(w.gateways[0].router.ready);
+    assert_string_equal(w.gateways[0].reason, "the router is draining");
+    stream_submit(&w, 0, s); /* the gateway connects anew */
+    world_run_ms(&w, 4000);
+    assert_int_equal(s->finish, MSG_FINISH_LENGTH);
+    assert_int_equal(s->k, 300);
+    e = (struct rt_event){.type = RT_EVENT_DRAIN};
+    router_step(&w, &e);
+    struct stream *again = stream_open(&w, 0, 20, 5);
+    world_run_ms(&w, 600);
+    assert_int_equal(again->reply, ERR_OK);
+    assert_true(w.gateways[0].router.ready);
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_router_drains),
         cmocka_unit_test(test_queue_full),
         cmocka_unit_test(test_queue_full_by_tokens),
         cmocka_unit_test(test_never_fits_the_queue),
