@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "gateway/gw_shell.h"
 #include "gateway/gw_shell_state.h"
 
 #include <stdio.h>
