@@ -117,12 +117,12 @@ struct msg_request {
     const uint32_t *ids; /* payload frame */
     struct msg_sampling sampling;
     struct msg_limits limits;
-    uint32_t attempt; /* 0 at first; counts assignments, in RouterSubmit repetitions */
     /* RouterSubmit: one of group_count choices of one client request, sent in order one after the
      * other; group_tokens = prompt tokens of all of them.  0 = alone. */
-    uint32_t group_index, group_count;
     uint64_t group_tokens;
-    bool canary; /* router's own; set on WorkerAssign only */
+    uint32_t group_index, group_count;
+    uint32_t attempt; /* 0 at first; counts assignments, in RouterSubmit repetitions */
+    bool canary;      /* router's own; set on WorkerAssign only */
 };
 
 struct msg_receipt {

@@ -75,10 +75,11 @@ static enum err size_check(struct rt_core *c, const struct msg_request *q)
                       q->prompt_count, c->context_max);
     /* What could never wait here is refused for good: to come back later would not help it. */
     if (!comes_back(q) && q->ids_count > c->options.queue_tokens_max)
-        return REFUSE(ERR_INVALID, "prompt has %u tokens, at most %llu may wait (queue_tokens_max)",
+        return REFUSE(ERR_TOO_LARGE,
+                      "prompt has %u tokens, at most %llu may wait (queue_tokens_max)",
                       q->prompt_count, (unsigned long long)c->options.queue_tokens_max);
     if (store_words(c, q) > c->options.store_tokens_max)
-        return REFUSE(ERR_INVALID,
+        return REFUSE(ERR_TOO_LARGE,
                       "prompt has %u tokens, the router keeps at most %llu (store_tokens_max)",
                       q->prompt_count, (unsigned long long)c->options.store_tokens_max);
     return ERR_OK;
@@ -101,20 +102,20 @@ static enum err group_size_check(struct rt_core *c, const struct msg_request *q)
         return ERR_OK;
     uint64_t tokens = group_waiting(q, seqs, &choices);
     if (q->group_count > c->options.requests_max)
-        return REFUSE(ERR_INVALID, "%u choices, the router holds at most %u (requests_max)",
+        return REFUSE(ERR_TOO_LARGE, "%u choices, the router holds at most %u (requests_max)",
                       q->group_count, c->options.requests_max);
     if (choices > c->options.queue_requests_max)
-        return REFUSE(ERR_INVALID,
+        return REFUSE(ERR_TOO_LARGE,
                       "%u choices: %llu run at once and at most %u may wait (queue_requests_max)",
                       q->group_count, (unsigned long long)seqs, c->options.queue_requests_max);
     if (tokens > c->options.queue_tokens_max)
-        return REFUSE(ERR_INVALID,
+        return REFUSE(ERR_TOO_LARGE,
                       "%u choices have %llu prompt tokens, at most %llu may wait "
                       "(queue_tokens_max)",
                       q->group_count, (unsigned long long)q->group_tokens,
                       (unsigned long long)c->options.queue_tokens_max);
     if (group_words(c, q) > c->options.store_tokens_max)
-        return REFUSE(ERR_INVALID,
+        return REFUSE(ERR_TOO_LARGE,
                       "%u choices have %llu prompt tokens, the router keeps at most %llu "
                       "(store_tokens_max)",
                       q->group_count, (unsigned long long)q->group_tokens,

@@ -59,7 +59,7 @@ static void test_never_fits_the_queue(void **state)
     struct stream *over = stream_open(&w, 0, 1001, 5);
     struct stream *fits = stream_open(&w, 0, 1000, 5);
     world_run_ms(&w, 100);
-    assert_int_equal(over->reply, ERR_INVALID);
+    assert_int_equal(over->reply, ERR_TOO_LARGE);
     assert_int_equal(fits->reply, ERR_OK);
     end();
     begin(1, 1);
@@ -68,7 +68,7 @@ static void test_never_fits_the_queue(void **state)
     world_run_ms(&w, 1000);
     over = stream_open(&w, 0, 3800, 5);
     world_run_ms(&w, 100);
-    assert_int_equal(over->reply, ERR_INVALID);
+    assert_int_equal(over->reply, ERR_TOO_LARGE);
     end();
 }
 
@@ -116,11 +116,11 @@ static void test_choices_as_one(void **state)
     s = open_group(6, 10, 5);
     world_run_ms(&w, 50);
     for (uint32_t i = 0; i < 6; i++)
-        assert_int_equal(s[i]->reply, ERR_INVALID);
+        assert_int_equal(s[i]->reply, ERR_TOO_LARGE);
     s = open_group(5, 334, 5);
     world_run_ms(&w, 50);
     for (uint32_t i = 0; i < 5; i++)
-        assert_int_equal(s[i]->reply, ERR_INVALID);
+        assert_int_equal(s[i]->reply, ERR_TOO_LARGE);
     s = open_group(5, 333, 5);
     world_run_ms(&w, 50);
     for (uint32_t i = 0; i < 5; i++)
