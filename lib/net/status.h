@@ -7,7 +7,8 @@
  *   POST /drain, /undrain  ?worker=N&deadline_ms=N, where the role has them: {"ok":true} or why not
  * and publishes, every 2 s while Redis is up, `tandem:{cluster}:proc:<role>:<id>` (or the key
  * given)
- * with TTL 6 s and `tandem:{cluster}:metrics:<role>:<id>` with TTL 15 s. */
+ * with TTL 6 s, `tandem:{cluster}:metrics:<role>:<id>` (name with labels -> value) with TTL 15 s,
+ * and beside it `tandem:{cluster}:metrics_help:<role>:<id>`, HELP and TYPE lines of its names. */
 #ifndef LIB_NET_STATUS_H
 #define LIB_NET_STATUS_H
 
