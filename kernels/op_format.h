@@ -69,6 +69,11 @@ struct op_quantised {
 void op_quantised_row(const struct op_quantised *w, uint32_t row, uint32_t first, uint32_t count,
                       float *ret_values);
 
+/* The scale of W[row][column] and the first column after it that has another; the formats with
+ * scales only. */
+float op_quantised_scale(const struct op_quantised *w, uint32_t row, uint32_t column,
+                         uint32_t *ret_end);
+
 float op_quantised_bias(const struct op_quantised *w, uint32_t out); /* 0 if there is none */
 
 /* A piece for one rank: rows [out_first, + out_count), columns [in_first, + in_count) of W,
@@ -91,6 +96,7 @@ struct op_quantised_linear_args {
     const float *x;
     const struct op_quantised *w;
     float *y;
+    const uint32_t *x_rows; /* [rows] row of x for each row of y; NULL = its own number */
     uint32_t rows;
     uint64_t x_stride, y_stride;
 };

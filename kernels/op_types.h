@@ -13,10 +13,14 @@
 
 enum op_dtype { OP_F32, OP_BF16, OP_F16 };
 
-/* A weight as it lies in memory, row-major [out, in], aligned to its element. */
+struct op_quantised; /* kernels/op_format.h */
+
+/* A weight as it lies in memory, row-major [out, in], aligned to its element; or, for the linear
+ * ops alone, in any storage format. */
 struct op_weight {
     const void *data;
     enum op_dtype dtype;
+    const struct op_quantised *quantised; /* if not NULL, data and dtype do not count */
 };
 
 /* Bounds that reference code relies on for its scratch; the config loader refuses more. */

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "kvmgr/km_arena_file.h"
+#include "kvmgr/km_event.h"
 #include "lib/base/check.h"
 #include "lib/base/mem.h"
 #include "lib/base/str.h"
@@ -33,6 +34,9 @@ struct km_arena {
     size_t map_bytes;
     struct kv_layout layout;
     uint64_t headers_repaired;
+    struct km_found_block *found; /* NULL before and after adoption */
+    struct km_found_snapshot *found_snapshots;
+    uint32_t found_count, found_snapshot_count;
 };
 
 /* --- headers */
@@ -79,16 +83,20 @@ static void block_write(struct km_arena *a, uint32_t block, struct kv_block_head
     *block_header(a, block) = *h;
 }
 
-static void slot_write(struct km_arena *a, uint32_t slot, uint32_t state, uint32_t generation_step)
+static void slot_write(struct km_arena *a, uint32_t slot, enum kv_slot_kind kind, uint32_t state,
+                       uint32_t generation_step, uint32_t token_count, const struct hash128 *hash)
 {
     struct kv_slot_header old = *slot_header(a, slot);
     struct kv_slot_header h = {
-        .kind = KV_SLOT_LIVE,
+        .kind = kind,
         .state = state,
+        .token_count = token_count,
         .epoch = a->epoch,
         .generation =
             generation_of(a, &old, kv_slot_header_check(&old), old.generation) + generation_step,
     };
+    if (hash)
+        h.hash = *hash;
     kv_slot_header_seal(&h);
     CHECK(kv_slot_header_check(&h) == ERR_OK);
     *slot_header(a, slot) = h;
@@ -131,16 +139,26 @@ void km_arena_blocks_free(struct km_arena *a, const uint32_t *blocks, uint32_t c
     atomic_thread_fence(memory_order_release);
 }
 
-void km_arena_slots_writing(struct km_arena *a, const uint32_t *slots, uint32_t count)
+void km_arena_slots_writing(struct km_arena *a, const uint32_t *slots, uint32_t count,
+                            bool snapshot)
 {
     for (uint32_t i = 0; i < count; i++)
-        slot_write(a, slots[i], KV_WRITING, 0);
+        slot_write(a, slots[i], snapshot ? KV_SLOT_SNAPSHOT : KV_SLOT_LIVE, KV_WRITING, 0, 0, NULL);
+    atomic_thread_fence(memory_order_release);
+}
+
+void km_arena_snapshot_commit(struct km_arena *a, uint32_t slot, uint32_t token_count,
+                              const struct hash128 *hash)
+{
+    atomic_thread_fence(memory_order_acq_rel);
+    slot_write(a, slot, KV_SLOT_SNAPSHOT, KV_COMMITTED, 0, token_count, hash);
 }
 
 void km_arena_slots_free(struct km_arena *a, const uint32_t *slots, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
-        slot_write(a, slots[i], KV_FREE, 1);
+        slot_write(a, slots[i], KV_SLOT_LIVE, KV_FREE, 1, 0, NULL);
+    atomic_thread_fence(memory_order_release);
 }
 
 /* --- recovery */
@@ -157,9 +175,10 @@ static enum err arena_fits(int fd, uint64_t file_bytes, const struct km_arena_op
         return err_set(detail, ERR_IO, "its superblock cannot be read");
     struct kv_layout found, planned;
     TRY(kv_superblock_check(&s, file_bytes, &found, detail));
-    if (found.slot_count < o->slot_count)
+    uint32_t slots_least = o->slot_count_min > 0 ? o->slot_count_min : o->slot_count;
+    if (found.slot_count < slots_least)
         return err_set(detail, ERR_UNSUPPORTED, "it has %u state slots, %u are needed",
-                       found.slot_count, o->slot_count);
+                       found.slot_count, slots_least);
     if (found.slot_count / SLOTS_SURPLUS > o->slot_count + SLOTS_SURPLUS)
         return err_set(detail, ERR_UNSUPPORTED, "it has %u state slots, only %u are needed",
                        found.slot_count, o->slot_count);
@@ -177,35 +196,74 @@ static enum err arena_fits(int fd, uint64_t file_bytes, const struct km_arena_op
     return ERR_OK;
 }
 
+static int by_position(const void *x, const void *y)
+{
+    const struct km_found_block *a = x, *b = y;
+    if (a->position != b->position)
+        return a->position < b->position ? -1 : 1;
+    return a->block < b->block ? -1 : a->block > b->block;
+}
+
+/* What to do with one header: a sound COMMITTED one of this file's epochs is found, FREE ones stay,
+ * all others become FREE. */
+static void recover_block(struct km_arena *a, uint32_t block, const void *bytes, uint32_t epoch,
+                          struct km_arena_report *report)
+{
+    struct kv_block_header h;
+    memcpy(&h, bytes, sizeof(h));
+    if (km_arena_header_unused(&h))
+        return;
+    bool sound = kv_block_header_check(&h) == ERR_OK && h.epoch <= epoch;
+    if (sound && h.state == KV_FREE)
+        return;
+    if (sound && h.state == KV_COMMITTED && h.position < a->layout.block_count) {
+        CHECK(a->found_count < a->layout.block_count);
+        a->found[a->found_count++] = (struct km_found_block){
+            .hash = h.hash, .parent = h.parent, .block = block, .position = h.position};
+        return;
+    }
+    *(sound ? &report->blocks_freed : &report->headers_broken) += 1;
+    km_arena_blocks_free(a, &block, 1);
+}
+
+static void recover_slot(struct km_arena *a, uint32_t slot, uint32_t epoch,
+                         struct km_arena_report *report)
+{
+    struct kv_slot_header h = *slot_header(a, slot);
+    bool sound = kv_slot_header_check(&h) == ERR_OK && h.epoch <= epoch;
+    if (km_arena_header_unused(&h) || (sound && h.state == KV_FREE && h.kind == KV_SLOT_LIVE))
+        return;
+    if (sound && h.kind == KV_SLOT_SNAPSHOT && h.state == KV_COMMITTED) {
+        a->found_snapshots[a->found_snapshot_count++] =
+            (struct km_found_snapshot){.hash = h.hash, .slot = slot, .token_count = h.token_count};
+        return;
+    }
+    if (!sound)
+        report->headers_broken++;
+    km_arena_slots_free(a, &slot, 1);
+}
+
 /* Reads headers through the descriptor, not the mapping: a page of a hole stays a hole. */
-static enum err arena_free_all(struct km_arena *a, struct km_arena_report *report)
+static enum err arena_recover(struct km_arena *a, uint32_t epoch, struct km_arena_report *report)
 {
     uint8_t buffer[SCAN_HEADERS * KV_HEADER_BYTES];
+    a->found = calloc(a->layout.block_count, sizeof(*a->found));
+    a->found_snapshots = calloc(a->layout.slot_count, sizeof(*a->found_snapshots));
+    if (!a->found || !a->found_snapshots)
+        return ERR_NOMEM;
     for (uint32_t at = 0; at < a->layout.block_count; at += SCAN_HEADERS) {
         uint32_t count = a->layout.block_count - at;
         count = count < SCAN_HEADERS ? count : SCAN_HEADERS;
         TRY(km_arena_file_read(a->fd, a->layout.block_headers_at + (uint64_t)at * KV_HEADER_BYTES,
                                buffer, (size_t)count * KV_HEADER_BYTES));
-        for (uint32_t i = 0; i < count; i++) {
-            struct kv_block_header h;
-            memcpy(&h, buffer + (size_t)i * KV_HEADER_BYTES, sizeof(h));
-            bool sound = kv_block_header_check(&h) == ERR_OK;
-            if (km_arena_header_unused(&h) || (sound && h.state == KV_FREE))
-                continue;
-            uint32_t block = at + i;
-            *(sound ? &report->blocks_freed : &report->headers_broken) += 1;
-            km_arena_blocks_free(a, &block, 1);
-        }
+        for (uint32_t i = 0; i < count; i++)
+            recover_block(a, at + i, buffer + (size_t)i * KV_HEADER_BYTES, epoch, report);
     }
-    for (uint32_t slot = 0; slot < a->layout.slot_count; slot++) {
-        struct kv_slot_header h = *slot_header(a, slot);
-        bool sound = kv_slot_header_check(&h) == ERR_OK;
-        if (km_arena_header_unused(&h) || (sound && h.state == KV_FREE && h.kind == KV_SLOT_LIVE))
-            continue;
-        if (!sound)
-            report->headers_broken++;
-        km_arena_slots_free(a, &slot, 1);
-    }
+    for (uint32_t slot = 0; slot < a->layout.slot_count; slot++)
+        recover_slot(a, slot, epoch, report);
+    qsort(a->found, a->found_count, sizeof(*a->found), by_position);
+    report->blocks_found = a->found_count;
+    report->snapshots_found = a->found_snapshot_count;
     return ERR_OK;
 }
 
@@ -256,7 +314,9 @@ static enum err arena_adopt(struct km_arena *a, const struct km_arena_options *o
                             struct km_arena_report *report, struct err_detail *detail)
 {
     TRY(arena_map(a, detail));
-    if (arena_free_all(a, report) != ERR_OK)
+    struct kv_superblock old;
+    memcpy(&old, a->map, sizeof(old));
+    if (arena_recover(a, old.epoch, report) != ERR_OK)
         return err_set(detail, ERR_IO, "its headers cannot be read");
     struct kv_superblock s = superblock_of(o, &a->layout);
     memcpy(a->map, &s, sizeof(s));
@@ -282,6 +342,16 @@ static enum err arena_create(struct km_arena *a, const struct km_arena_options *
     return e;
 }
 
+void km_arena_found_drop(struct km_arena *a)
+{
+    CHECK_OBJ(a, KM_ARENA_MAGIC);
+    free(a->found);
+    free(a->found_snapshots);
+    a->found = NULL;
+    a->found_snapshots = NULL;
+    a->found_count = a->found_snapshot_count = 0;
+}
+
 static void arena_drop(struct km_arena *a)
 {
     if (a->map)
@@ -290,6 +360,7 @@ static void arena_drop(struct km_arena *a)
         close(a->fd);
     a->map = NULL;
     a->fd = -1;
+    km_arena_found_drop(a);
 }
 
 /* ERR_OK: adopted.  ERR_NOT_FOUND: make a new one (report->replaced tells if something is there).
@@ -344,7 +415,7 @@ enum err km_arena_open(const struct km_arena_options *o, struct km_arena **ret_a
         mem_give(a);
         return e;
     }
-    CHECK(a->layout.slot_count >= o->slot_count);
+    CHECK(a->layout.slot_count >= (o->slot_count_min > 0 ? o->slot_count_min : o->slot_count));
     *ret_report = report;
     *ret_arena = a;
     return ERR_OK;
@@ -366,6 +437,19 @@ const struct kv_layout *km_arena_layout(const struct km_arena *a)
 {
     CHECK_OBJ(a, KM_ARENA_MAGIC);
     return &a->layout;
+}
+
+struct km_arena_found km_arena_found(const struct km_arena *a)
+{
+    CHECK_OBJ(a, KM_ARENA_MAGIC);
+    return (struct km_arena_found){a->found_count, a->found_snapshot_count, a->found,
+                                   a->found_snapshots};
+}
+
+int km_arena_fd(const struct km_arena *a)
+{
+    CHECK_OBJ(a, KM_ARENA_MAGIC);
+    return a->fd;
 }
 
 uint64_t km_arena_headers_repaired(const struct km_arena *a)

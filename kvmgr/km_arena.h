@@ -2,7 +2,8 @@
 /* kvmgr/km_arena.h - the named shared-memory arena: its file, superblock and headers.
  *
  * Owned by kvmgr's loop thread, the only writer of superblock and headers.  Maps those alone; data
- * pages belong to the worker and are never touched here, so a sparse file stays sparse.  Does file
+ * pages belong to the worker (and, block by block, to km_store) and are never touched here, so a
+ * sparse file stays sparse.  Does file
  * I/O; one arena at a time holds a lock on its file.
  *
  * A header of 64 zero bytes is a block that was never used.  The generation in a header counts how
@@ -22,34 +23,50 @@
 #define KM_ARENA_PATH_BYTES 512u
 
 struct km_arena;
+struct km_found_block;
+struct km_found_snapshot;
 
 struct km_arena_options {
     const char *path;     /* borrowed for the call */
     uint64_t arena_bytes; /* lowered to 7/8 of the file system if it is smaller */
     struct kv_geometry geometry;
     struct hash128 model_fp;
-    uint32_t slot_count; /* at least */
+    uint32_t slot_count;     /* of a new file */
+    uint32_t slot_count_min; /* a file with fewer is replaced; 0 = slot_count */
     uint32_t epoch;
     uint64_t incarnation;
 };
 
 struct km_arena_report { /* what opening found and did */
     bool adopted;
-    bool replaced;                 /* a file was there and did not do */
-    char reason[ERR_DETAIL_BYTES]; /* why it was replaced */
-    uint32_t blocks_freed;         /* adopted: WRITING or COMMITTED before */
-    uint32_t headers_broken;       /* adopted: CRC or state was wrong */
+    bool replaced;                          /* a file was there and did not do */
+    char reason[ERR_DETAIL_BYTES];          /* why it was replaced */
+    uint32_t blocks_freed;                  /* adopted: WRITING before */
+    uint32_t headers_broken;                /* adopted: CRC, state or epoch was wrong */
+    uint32_t blocks_found, snapshots_found; /* adopted: still COMMITTED */
 };
 
-/* Adopts the file at path, or makes it.  Every block and slot is then FREE.  A good file of the
- * same layout and model, with enough slots, is adopted under the new epoch; a bad or foreign one is
- * replaced.  Refused, and left alone: a symbolic link, a directory or other special file, another
- * owner's file (ERR_UNSUPPORTED), one in use (ERR_BUSY), an arena too small for the geometry
- * (ERR_NOMEM, with the numbers), an impossible geometry (ERR_INVALID). */
+struct km_arena_found { /* what an adopted file holds, blocks by rising position */
+    uint32_t block_count, snapshot_count;
+    const struct km_found_block *blocks;
+    const struct km_found_snapshot *snapshots;
+};
+
+/* Adopts the file at path, or makes it.  A good file of the same layout and model, with enough
+ * slots, is adopted under the new epoch: WRITING becomes FREE, sound COMMITTED headers stay and
+ * are told by km_arena_found, others become FREE.  A bad or foreign file is replaced.  Refused,
+ * and left alone: a symbolic link, a directory or other special file, another owner's file
+ * (ERR_UNSUPPORTED), one in use (ERR_BUSY), an arena too small for the geometry (ERR_NOMEM,
+ * with the numbers), an impossible geometry (ERR_INVALID). */
 MUST_USE enum err km_arena_open(const struct km_arena_options *options, struct km_arena **ret_arena,
                                 struct km_arena_report *ret_report, struct err_detail *detail);
 void km_arena_close(struct km_arena **arena_p); /* the file stays */
 const struct kv_layout *km_arena_layout(const struct km_arena *a);
+/* Lives until km_arena_found_drop or close. */
+struct km_arena_found km_arena_found(const struct km_arena *a);
+void km_arena_found_drop(struct km_arena *a);
+/* The file, for reads and writes of data pages by kvmgr's I/O thread; owned by the arena. */
+int km_arena_fd(const struct km_arena *a);
 uint64_t km_arena_headers_repaired(const struct km_arena *a);
 
 /* State changes, each sealed with our epoch and CRC.  Indices are CHECKed. */
@@ -58,7 +75,10 @@ void km_arena_blocks_commit(struct km_arena *a, const uint32_t *blocks, uint32_t
                             uint32_t first_position, const struct hash128 *parent,
                             const struct hash128 *hashes);
 void km_arena_blocks_free(struct km_arena *a, const uint32_t *blocks, uint32_t count);
-void km_arena_slots_writing(struct km_arena *a, const uint32_t *slots, uint32_t count);
+void km_arena_slots_writing(struct km_arena *a, const uint32_t *slots, uint32_t count,
+                            bool snapshot);
+void km_arena_snapshot_commit(struct km_arena *a, uint32_t slot, uint32_t token_count,
+                              const struct hash128 *hash);
 void km_arena_slots_free(struct km_arena *a, const uint32_t *slots, uint32_t count);
 
 /* /dev/shm/tandem-<cluster>-<16 hex of the hash of run_dir's absolute path>.kv */

@@ -2,6 +2,7 @@
 #include "kvmgr/km_audit.h"
 
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -12,7 +13,70 @@
 #define HEADERS_A_READ 64u
 #define READS_MAX      4
 
-static void audit_block(struct km_audit *audit, const void *bytes)
+/* --- chains */
+
+struct chain_block {
+    struct hash128 hash, parent;
+    uint32_t position;
+    bool chained;
+};
+
+struct chains {
+    struct chain_block *blocks; /* committed ones */
+    uint32_t *order;            /* their places, by rising position */
+    uint32_t count;
+    struct kv_slot_header *snapshots;
+    uint32_t snapshot_count;
+};
+
+static int by_hash(const void *x, const void *y)
+{
+    return memcmp(&((const struct chain_block *)x)->hash, &((const struct chain_block *)y)->hash,
+                  sizeof(struct hash128));
+}
+
+static int by_position(const void *x, const void *y, void *arg)
+{
+    const struct chain_block *blocks = arg;
+    uint32_t a = blocks[*(const uint32_t *)x].position, b = blocks[*(const uint32_t *)y].position;
+    return a < b ? -1 : a > b;
+}
+
+static struct chain_block *chain_find(const struct chains *c, const struct hash128 *hash)
+{
+    struct chain_block key = {.hash = *hash};
+    return bsearch(&key, c->blocks, c->count, sizeof(key), by_hash);
+}
+
+static void chains_count(struct chains *c, uint32_t block_tokens, struct km_audit *audit)
+{
+    static const struct hash128 zeros;
+    qsort(c->blocks, c->count, sizeof(*c->blocks), by_hash);
+    for (uint32_t i = 0; i < c->count; i++) {
+        c->order[i] = i;
+        audit->doubled += i > 0 && by_hash(&c->blocks[i - 1], &c->blocks[i]) == 0;
+    }
+    qsort_r(c->order, c->count, sizeof(*c->order), by_position, c->blocks);
+    for (uint32_t i = 0; i < c->count; i++) {
+        struct chain_block *b = &c->blocks[c->order[i]];
+        const struct chain_block *parent = b->position > 0 ? chain_find(c, &b->parent) : NULL;
+        if (b->position == 0)
+            b->chained = memcmp(&b->parent, &zeros, sizeof(zeros)) == 0;
+        else
+            b->chained = parent && parent->chained && parent->position + 1 == b->position;
+        *(b->chained ? &audit->chained : &audit->unchained) += 1;
+    }
+    for (uint32_t i = 0; i < c->snapshot_count; i++) {
+        const struct chain_block *b = chain_find(c, &c->snapshots[i].hash);
+        bool good = b && b->chained &&
+                    (uint64_t)(b->position + 1) * block_tokens == c->snapshots[i].token_count;
+        *(good ? &audit->snapshots : &audit->snapshots_stray) += 1;
+    }
+}
+
+/* --- headers */
+
+static void audit_block(struct km_audit *audit, struct chains *chains, const void *bytes)
 {
     struct kv_block_header h;
     memcpy(&h, bytes, sizeof(h));
@@ -26,10 +90,12 @@ static void audit_block(struct km_audit *audit, const void *bytes)
     }
     CHECK(h.state < ARRAY_COUNT(audit->blocks_by_state));
     audit->blocks_by_state[h.state]++;
+    if (h.state == KV_COMMITTED)
+        chains->blocks[chains->count++] = (struct chain_block){h.hash, h.parent, h.position, false};
     audit->epochs_ahead += h.epoch > audit->superblock.epoch;
 }
 
-static void audit_slot(struct km_audit *audit, const void *bytes)
+static void audit_slot(struct km_audit *audit, struct chains *chains, const void *bytes)
 {
     struct kv_slot_header h;
     memcpy(&h, bytes, sizeof(h));
@@ -43,6 +109,8 @@ static void audit_slot(struct km_audit *audit, const void *bytes)
     }
     CHECK(h.state < ARRAY_COUNT(audit->slots_by_state));
     audit->slots_by_state[h.state]++;
+    if (h.state == KV_COMMITTED)
+        chains->snapshots[chains->snapshot_count++] = h;
     audit->epochs_ahead += h.epoch > audit->superblock.epoch;
 }
 
@@ -64,11 +132,12 @@ struct header_table {
     uint64_t at;
     uint32_t count;
     bool (*sound)(const void *header);
-    void (*add)(struct km_audit *audit, const void *header);
+    void (*add)(struct km_audit *audit, struct chains *chains, const void *header);
 };
 
 /* A running kvmgr may be in the middle of a header: one that looks broken is read again. */
-static enum err audit_headers(int fd, const struct header_table *table, struct km_audit *audit)
+static enum err audit_headers(int fd, const struct header_table *table, struct km_audit *audit,
+                              struct chains *chains)
 {
     uint8_t buffer[HEADERS_A_READ * KV_HEADER_BYTES];
     for (uint32_t done = 0; done < table->count; done += HEADERS_A_READ) {
@@ -81,7 +150,7 @@ static enum err audit_headers(int fd, const struct header_table *table, struct k
             for (int tries = 0; tries < READS_MAX && !table->sound(header); tries++)
                 TRY(km_arena_file_read(fd, at + (uint64_t)i * KV_HEADER_BYTES, header,
                                        KV_HEADER_BYTES));
-            table->add(audit, header);
+            table->add(audit, chains, header);
         }
     }
     return ERR_OK;
@@ -100,6 +169,7 @@ static enum err superblock_read(int fd, uint64_t file_bytes, struct kv_superbloc
 enum err km_audit_read(const char *path, struct km_audit *ret_audit, struct err_detail *detail)
 {
     struct km_audit audit = {0};
+    struct chains chains = {0};
     struct kv_layout layout;
     int fd = -1;
     uint64_t file_bytes = 0;
@@ -110,21 +180,45 @@ enum err km_audit_read(const char *path, struct km_audit *ret_audit, struct err_
     struct header_table blocks = {layout.block_headers_at, layout.block_count, block_sound,
                                   audit_block};
     struct header_table slots = {layout.slot_headers_at, layout.slot_count, slot_sound, audit_slot};
-    e = audit_headers(fd, &blocks, &audit);
+    chains.blocks = calloc(layout.block_count, sizeof(*chains.blocks));
+    chains.order = calloc(layout.block_count, sizeof(*chains.order));
+    chains.snapshots = calloc(layout.slot_count, sizeof(*chains.snapshots));
+    if (!chains.blocks || !chains.order || !chains.snapshots) {
+        e = err_set(detail, ERR_NOMEM, "no memory for %u headers", layout.block_count);
+        goto out;
+    }
+    e = audit_headers(fd, &blocks, &audit, &chains);
     if (e == ERR_OK)
-        e = audit_headers(fd, &slots, &audit);
-    if (e != ERR_OK)
+        e = audit_headers(fd, &slots, &audit, &chains);
+    if (e != ERR_OK) {
         e = err_set(detail, e, "the headers cannot be read");
-    else
-        *ret_audit = audit;
+        goto out;
+    }
+    chains_count(&chains, layout.geometry.block_tokens, &audit);
+    *ret_audit = audit;
 out:
+    free(chains.blocks);
+    free(chains.order);
+    free(chains.snapshots);
     close(fd);
     return e;
 }
 
 bool km_audit_sound(const struct km_audit *audit)
 {
-    return audit->headers_broken == 0 && audit->epochs_ahead == 0;
+    uint64_t blocks = audit->blocks_unused, slots = audit->slots_unused;
+    for (uint32_t i = 0; i < ARRAY_COUNT(audit->blocks_by_state); i++) {
+        blocks += audit->blocks_by_state[i];
+        slots += audit->slots_by_state[i];
+    }
+    return audit->headers_broken == 0 && audit->epochs_ahead == 0 &&
+           blocks == audit->superblock.block_count && slots == audit->superblock.slot_count;
+}
+
+bool km_audit_chained(const struct km_audit *audit)
+{
+    CHECK(audit->chained + audit->unchained == audit->blocks_by_state[KV_COMMITTED]);
+    return audit->unchained == 0 && audit->doubled == 0 && audit->snapshots_stray == 0;
 }
 
 static void print_states(FILE *out, const char *what, uint64_t unused, const uint64_t by_state[3])
@@ -149,6 +243,19 @@ void km_audit_print(FILE *out, const char *path, const struct km_audit *audit)
     print_states(out, "slots", audit->slots_unused, audit->slots_by_state);
     fprintf(out, "headers broken: %" PRIu64 "\nheaders of a later epoch: %" PRIu64 "\n",
             audit->headers_broken, audit->epochs_ahead);
+    uint64_t unused = audit->blocks_unused + audit->blocks_by_state[KV_FREE];
+    uint64_t committed = audit->blocks_by_state[KV_COMMITTED];
+    uint64_t leased = audit->blocks_by_state[KV_WRITING];
+    fprintf(out,
+            "chains: %" PRIu64 " blocks in chains, %" PRIu64 " behind a hole, %" PRIu64
+            " twice\nsnapshots: %" PRIu64 " of blocks in chains, %" PRIu64 " stray\n",
+            audit->chained, audit->unchained, audit->doubled, audit->snapshots,
+            audit->snapshots_stray);
+    fprintf(out,
+            "sum: %" PRIu64 " free + %" PRIu64 " committed + %" PRIu64 " leased = %" PRIu64
+            " of %u: %s\n",
+            unused, committed, leased, unused + committed + leased, s->block_count,
+            unused + committed + leased == s->block_count ? "ok" : "WRONG");
 }
 
 uint32_t km_audit_epoch(const char *path)

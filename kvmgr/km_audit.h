@@ -18,12 +18,20 @@ struct km_audit {
     uint64_t slots_unused, slots_by_state[3];
     uint64_t headers_broken; /* CRC or state does not hold */
     uint64_t epochs_ahead;   /* headers of a later epoch than the file's */
+    /* Committed blocks by their chains: reachable from a front, or behind a hole; the same hash
+     * twice; snapshots that belong to a reachable block, and those that do not. */
+    uint64_t chained, unchained, doubled;
+    uint64_t snapshots, snapshots_stray;
 };
 
 /* ERR_OK even with broken headers; anything else: no arena there, or none to be trusted. */
 MUST_USE enum err km_audit_read(const char *path, struct km_audit *ret_audit,
                                 struct err_detail *detail);
-bool km_audit_sound(const struct km_audit *audit);
+bool km_audit_sound(
+    const struct km_audit *audit); /* headers whole, free + cached + leased = total */
+/* Every committed block is part of a chain, once, and every snapshot belongs to one.  Beside a
+ * kvmgr that works, a change may be caught in the middle: look again then. */
+bool km_audit_chained(const struct km_audit *audit);
 void km_audit_print(FILE *out, const char *path, const struct km_audit *audit);
 
 /* The epoch in the superblock of the file at path; 0 if there is no sound one. */

@@ -13,9 +13,17 @@
 #define SILENCE_US 5000000u
 #define UNNAMED_US 2000000u
 
-STATIC_CHECK(4 * (KM_SEQS_MAX + 1024 + 5) <= 65536); /* slots that an adopted arena may have */
-/* Worst step: a ping that frees and is answered, with every reclaim and a trace beside it. */
-STATIC_CHECK(KM_RECLAIMS_MAX + KM_WORKERS_MAX + 8 <= KM_ACTIONS_MAX);
+#define STARVING_US   1000000u
+#define LOAD_US       4000000u
+#define WRITE_WAIT_US 500000u
+#define SESSIONS_MAX  4096u
+#define TENANTS_MAX   1024u
+#define TIER_OBJECTS  (1u << 20)
+
+STATIC_CHECK(KM_SEQS_MAX + 1024 < 65536); /* live slots, and so leases */
+/* Worst step: a ping that frees and is answered, with every reclaim and a trace beside it; or
+ * results of the tier that end every waiting open (an answer, headers, a state each). */
+STATIC_CHECK(KM_RECLAIMS_MAX + KM_WORKERS_MAX + 12 <= KM_ACTIONS_MAX);
 
 struct km_core *km_core_create(const struct km_core_options *options)
 {
@@ -28,6 +36,20 @@ struct km_core *km_core_create(const struct km_core_options *options)
         core->options.silence_us_max = SILENCE_US;
     if (core->options.unnamed_us_max == 0)
         core->options.unnamed_us_max = UNNAMED_US;
+    if (core->options.starving_us_max == 0)
+        core->options.starving_us_max = STARVING_US;
+    if (core->options.load_us_max == 0)
+        core->options.load_us_max = LOAD_US;
+    if (core->options.write_wait_us_max == 0)
+        core->options.write_wait_us_max = WRITE_WAIT_US;
+    if (core->options.sessions_max == 0)
+        core->options.sessions_max = SESSIONS_MAX;
+    if (core->options.tier_objects_max == 0)
+        core->options.tier_objects_max = TIER_OBJECTS;
+    CHECK(core->options.session_percent <= 100 && core->options.tenant_percent <= 100);
+    if (core->options.tier_bytes_max > 0)
+        CHECK(km_tier_create(core->options.tier_objects_max, core->options.tier_bytes_max,
+                             &core->tier) == ERR_OK);
     return core;
 }
 
@@ -38,6 +60,7 @@ void km_core_destroy(struct km_core **core_p)
         return;
     CHECK_OBJ(core, KM_CORE_MAGIC);
     km_pool_destroy(&core->pool);
+    km_tier_destroy(&core->tier);
     core->magic = 0;
     mem_give(core);
     *core_p = NULL;
@@ -76,25 +99,35 @@ void core_trace(struct km_core *core, struct km_actions *actions, const char *wh
     action->u.trace.text = text;
 }
 
-/* All frees of a step go into one action for blocks and one for slots.  They come before anything
- * is taken: a block may be freed and taken again in one step, and its header must end as taken. */
-void core_free_lease(struct km_core *core, struct km_actions *actions, struct km_lease *lease)
+/* What a step frees is collected by the pool and goes into the first two actions of the step:
+ * before anything is taken, since a block may be freed and taken again in one step. */
+void core_free_lease(struct km_core *core, struct km_lease *lease, enum km_release how)
 {
     CHECK(core->pool != NULL);
     CHECK(!core->taking);
-    if (!core->free_blocks) {
-        core->free_blocks = core_act(core, actions, KM_ACTION_BLOCKS);
-        core->free_blocks->u.blocks.state = KM_FREE;
-        core->free_blocks->u.blocks.blocks = core->scratch.freed;
-        core->free_slots = core_act(core, actions, KM_ACTION_SLOTS);
-        core->free_slots->u.slots.state = KM_FREE;
-        core->free_slots->u.slots.slots = core->scratch.slots;
-    }
-    uint32_t *blocks_freed = &core->free_blocks->u.blocks.count;
-    uint32_t *slots_freed = &core->free_slots->u.slots.count;
-    core->scratch.slots[(*slots_freed)++] = lease->state_slot;
-    *blocks_freed += km_pool_release(core->pool, lease, core->scratch.freed + *blocks_freed);
-    CHECK(*blocks_freed <= core->arena.block_count);
+    km_pool_release(core->pool, lease, how);
+}
+
+static void frees_begin(struct km_core *core, struct km_actions *actions)
+{
+    CHECK(actions->count == 0);
+    core->frees_blocks = core_act(core, actions, KM_ACTION_BLOCKS);
+    core->frees_blocks->u.blocks.state = KM_FREE;
+    core->frees_slots = core_act(core, actions, KM_ACTION_SLOTS);
+    core->frees_slots->u.slots.state = KM_FREE;
+}
+
+static void frees_end(struct km_core *core)
+{
+    if (!core->pool)
+        return;
+    struct km_pool_scratch *scratch = km_pool_scratch(core->pool);
+    CHECK(scratch->freed_count <= core->arena.block_count);
+    core->frees_blocks->u.blocks.count = scratch->freed_count;
+    core->frees_blocks->u.blocks.blocks = scratch->freed;
+    core->frees_slots->u.slots.count = scratch->slots_count;
+    core->frees_slots->u.slots.slots = scratch->slots;
+    scratch->freed_count = scratch->slots_count = 0;
 }
 
 struct km_worker *core_worker(struct km_core *core, const struct km_peer *peer)
@@ -109,8 +142,7 @@ struct km_worker *core_worker(struct km_core *core, const struct km_peer *peer)
     return NULL;
 }
 
-static uint32_t core_free_worker_leases(struct km_core *core, struct km_actions *actions,
-                                        const struct km_worker *w)
+static uint32_t core_free_worker_leases(struct km_core *core, const struct km_worker *w)
 {
     uint32_t owner = (uint32_t)(w - core->workers), freed = 0;
     CHECK(owner < KM_WORKERS_MAX);
@@ -120,7 +152,7 @@ static uint32_t core_free_worker_leases(struct km_core *core, struct km_actions 
     for (uint32_t i = 0; i < slots; i++) {
         struct km_lease *lease = km_pool_lease_at(core->pool, i);
         if (lease && lease->owner == owner) {
-            core_free_lease(core, actions, lease);
+            core_free_lease(core, lease, KM_RELEASE_LOST);
             freed++;
         }
     }
@@ -128,11 +160,11 @@ static uint32_t core_free_worker_leases(struct km_core *core, struct km_actions 
     return freed;
 }
 
-static void core_forget_worker(struct km_core *core, struct km_actions *actions,
-                               struct km_worker *w)
+static void core_forget_worker(struct km_core *core, struct km_worker *w)
 {
     CHECK(w->used && core->stats.workers > 0);
-    (void)core_free_worker_leases(core, actions, w);
+    (void)core_free_worker_leases(core, w);
+    core_grants_revoke(core, w);
     *w = (struct km_worker){0};
     core->stats.workers--;
 }
@@ -186,7 +218,7 @@ static void attach_refuse(struct km_core *core, struct km_actions *actions,
 }
 
 /* A free entry, else one of a worker that is lost; counted as used. */
-static struct km_worker *worker_entry(struct km_core *core, struct km_actions *actions)
+static struct km_worker *worker_entry(struct km_core *core)
 {
     struct km_worker *found = NULL;
     for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
@@ -199,7 +231,7 @@ static struct km_worker *worker_entry(struct km_core *core, struct km_actions *a
     if (!found)
         return NULL;
     if (found->used)
-        core_forget_worker(core, actions, found);
+        core_forget_worker(core, found);
     CHECK(!found->used);
     core->stats.workers++;
     return found;
@@ -214,10 +246,12 @@ static void attach_accept(struct km_core *core, struct km_actions *actions,
     struct km_worker *w = core_worker(core, peer);
     bool fresh = !w || w->incarnation != attach->incarnation;
     uint32_t freed = 0;
-    if (w && fresh)
-        freed = core_free_worker_leases(core, actions, w);
+    if (w && fresh) {
+        freed = core_free_worker_leases(core, w);
+        core_grants_revoke(core, w);
+    }
     if (!w)
-        w = worker_entry(core, actions);
+        w = worker_entry(core);
     if (!w) {
         snprintf(core->text, sizeof(core->text), "%u workers are attached, no more fit",
                  KM_WORKERS_MAX);
@@ -230,6 +264,7 @@ static void attach_accept(struct km_core *core, struct km_actions *actions,
                             .incarnation = attach->incarnation,
                             .heard_us = core->now_us};
     core->stats.attaches++;
+    uint32_t granted = core_grants(core, actions, w);
     struct msg *reply = core_reply(core, actions, peer, MSG_KV_ATTACH_REPLY, asked);
     reply->u.kv_attach_reply = (struct msg_kv_attach_reply){
         .code = ERR_OK,
@@ -244,6 +279,10 @@ static void attach_accept(struct km_core *core, struct km_actions *actions,
         .slot_count = core->arena.slot_count,
         .kv_dtype = core->options.kv_dtype,
         .index_dtype = core->options.index_dtype,
+        .live_slots = core->live_slots,
+        .snapshot_every = core->options.snapshot_every,
+        .granted_count = granted,
+        .granted = core->granted,
     };
     if (fresh)
         core_trace(core, actions, "worker attached", attach->worker_id, freed, "");
@@ -299,7 +338,7 @@ static void core_attach(struct km_core *core, struct km_actions *actions,
             attach_refuse(core, actions, peer, m, ERR_INVALID);
             return;
         }
-        if (!differs && (other || want.slot_count <= core->arena.slot_count)) {
+        if (!differs && (other || want.slot_count <= core->live_slots)) {
             attach_accept(core, actions, peer, attach, m);
             return;
         }
@@ -307,13 +346,38 @@ static void core_attach(struct km_core *core, struct km_actions *actions,
     /* Whoever else is known is lost: it must attach to the new arena. */
     for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
         if (core->workers[i].used)
-            core_forget_worker(core, actions, &core->workers[i]);
+            core_forget_worker(core, &core->workers[i]);
     }
     core->geometry = want;
     core->pending = true;
     core->pending_peer = *peer;
     core->pending_attach = *attach;
     core_act(core, actions, KM_ACTION_ARENA_OPEN)->u.arena = want;
+}
+
+static enum err core_pool_create(struct km_core *core, const struct km_arena_result *result)
+{
+    const struct km_core_options *o = &core->options;
+    CHECK(result->slot_count >= core->geometry.slot_count);
+    core->live_slots = core->geometry.slot_count;
+    struct km_pool_options options = {
+        .block_count = result->block_count,
+        .slot_count = core->live_slots,
+        .epoch = o->epoch,
+        .snapshot_count = result->slot_count - core->live_slots,
+        .block_tokens = o->block_tokens,
+        .sessions_max = o->sessions_max,
+        .tenants_max = TENANTS_MAX,
+        .session_blocks_max = (uint32_t)((uint64_t)result->block_count * o->session_percent / 100),
+        .tenant_blocks_max = (uint32_t)((uint64_t)result->block_count * o->tenant_percent / 100),
+        .pin_us = o->pin_us,
+    };
+    enum err e = km_pool_create(&options, &core->pool);
+    if (e == ERR_OK) {
+        km_pool_now(core->pool, core->now_us);
+        km_pool_keep_bare(core->pool, core->tier != NULL);
+    }
+    return e;
 }
 
 static void core_arena(struct km_core *core, struct km_actions *actions,
@@ -323,14 +387,12 @@ static void core_arena(struct km_core *core, struct km_actions *actions,
     CHECK(core->pending);
     CHECK(core->pool == NULL || km_core_leases(core) == 0);
     core->pending = false;
+    core_tier_reset(core);
     km_pool_destroy(&core->pool);
     core->arena = (struct km_arena_result){0};
     enum err e = result->code;
     if (e == ERR_OK) {
-        CHECK(result->slot_count >= core->geometry.slot_count);
-        struct km_pool_options options = {result->block_count, result->slot_count,
-                                          core->options.epoch};
-        e = km_pool_create(&options, &core->pool);
+        e = core_pool_create(core, result);
         if (e != ERR_OK)
             snprintf(core->text, sizeof(core->text), "no memory for the index of %u blocks",
                      result->block_count);
@@ -342,11 +404,13 @@ static void core_arena(struct km_core *core, struct km_actions *actions,
         attach_refuse(core, actions, &core->pending_peer, NULL, e);
         return;
     }
-    core->scratch = km_pool_scratch(core->pool);
     core->arena = *result;
     snprintf(core->arena_path, sizeof(core->arena_path), "%s", result->path);
     core->arena.path = core->arena_path;
     core->arena.text = "";
+    core->arena.found = NULL;
+    core->arena.found_snapshots = NULL;
+    core_recover(core, result);
     attach_accept(core, actions, &core->pending_peer, &core->pending_attach, NULL);
 }
 
@@ -359,11 +423,15 @@ static void core_tick(struct km_core *core, struct km_actions *actions, bool sto
         struct km_worker *w = &core->workers[i];
         if (!w->used || w->lost || core->now_us - w->heard_us < core->options.silence_us_max)
             continue;
-        uint32_t freed = core_free_worker_leases(core, actions, w);
+        uint32_t freed = core_free_worker_leases(core, w);
         w->lost = true;
         core->stats.workers_lost++;
         core_trace(core, actions, "worker silent", w->worker_id, freed, "");
     }
+    if (!core->pool)
+        return;
+    core_cache_tick(core, actions);
+    core_tier_tick(core, actions);
 }
 
 static void core_message(struct km_core *core, struct km_actions *actions,
@@ -411,8 +479,11 @@ void km_core_step(struct km_core *core, const struct km_event *event,
     CHECK(core->pending == (event->type == KM_EVENT_ARENA));
     core->now_us = event->now_us;
     ret_actions->count = 0;
-    core->free_blocks = core->free_slots = NULL;
     core->taking = false;
+    core->store_count = 0;
+    frees_begin(core, ret_actions);
+    if (core->pool)
+        km_pool_now(core->pool, core->now_us);
     switch (event->type) {
     case KM_EVENT_MSG:
         core_message(core, ret_actions, event);
@@ -423,6 +494,24 @@ void km_core_step(struct km_core *core, const struct km_event *event,
     case KM_EVENT_ARENA:
         core_arena(core, ret_actions, event);
         break;
+    case KM_EVENT_STORE_STATE:
+        core_store_state(core, ret_actions, event);
+        break;
+    case KM_EVENT_STORE_DONE:
+        core_store_done(core, ret_actions, event);
+        break;
+    case KM_EVENT_STORE_OBJECTS:
+        core_store_objects(core, event);
+        break;
+    case KM_EVENT_FLUSH:
+        core_flush(core);
+        break;
+    }
+    frees_end(core);
+    if (core->store_count > 0) {
+        struct km_action *action = core_act(core, ret_actions, KM_ACTION_STORE);
+        action->u.store.count = core->store_count;
+        action->u.store.items = core->store_items;
     }
 }
 
@@ -448,4 +537,32 @@ struct km_pool *km_core_pool(struct km_core *core)
 {
     CHECK_OBJ(core, KM_CORE_MAGIC);
     return core->pool;
+}
+
+struct km_core_cache km_core_cache(const struct km_core *core)
+{
+    CHECK_OBJ(core, KM_CORE_MAGIC);
+    struct km_core_cache c = {.tier_on = core->tier_on, .writes_waiting = core->store_inflight};
+    for (uint32_t i = 0; i < KM_LOADS_MAX; i++)
+        c.loads_waiting += core->loads[i].used;
+    if (core->tier) {
+        c.tier_bytes = km_tier_bytes(core->tier);
+        c.tier_blocks = km_tier_count(core->tier, KM_OBJECT_BLOCK);
+        c.tier_snapshots = km_tier_count(core->tier, KM_OBJECT_SNAPSHOT);
+    }
+    if (!core->pool)
+        return c;
+    const struct km_index *ix = km_pool_index(core->pool);
+    c.snapshots_free = km_index_snaps(ix, KM_SNAP_FREE);
+    c.snapshots_kept = km_index_snaps(ix, KM_SNAP_KEPT);
+    c.snapshots_total = km_index_snap_count(ix);
+    c.sessions = km_sessions_count(km_pool_sessions(core->pool));
+    c.tokens_keepable = km_evict_keepable(core->pool);
+    return c;
+}
+
+bool km_core_more(const struct km_core *core)
+{
+    CHECK_OBJ(core, KM_CORE_MAGIC);
+    return core->more;
 }

@@ -7,7 +7,9 @@
  * A worker with a new incarnation, or one that kvmgr does not know, must attach first; it is sent a
  * KvState before the refusal, so that it sees whom it talks to.  A worker that was silent loses its
  * leases and is lost: it may not open or extend until a ping of it names none of the leases that it
- * lost.  Else it could be given blocks twice: once by the lease it still believes in. */
+ * lost.  Else it could be given blocks twice: once by the lease it still believes in.
+ *
+ * Cached blocks, snapshots, eviction: km_core_cache.c; the NVMe tier: km_core_tier.c. */
 #ifndef KVMGR_KM_CORE_H
 #define KVMGR_KM_CORE_H
 
@@ -33,6 +35,16 @@ struct km_core_options {
     uint32_t slots_spare;           /* live slots beyond the worker's seqs_max */
     uint64_t silence_us_max;        /* 0 = 5 s */
     uint64_t unnamed_us_max;        /* 0 = 2 s: age at which a lease that no ping names is freed */
+    uint32_t snapshot_every;        /* echoed to workers */
+    uint32_t sessions_max;          /* 0 = 4,096 */
+    uint32_t session_percent;       /* of the blocks that one session may keep; 0 = all */
+    uint32_t tenant_percent;
+    uint64_t pin_us;            /* of a session's last turn */
+    uint64_t starving_us_max;   /* 0 = 1 s: then another lease has to give way */
+    uint64_t tier_bytes_max;    /* 0 = no tier */
+    uint32_t tier_objects_max;  /* 0 = 1 M */
+    uint64_t load_us_max;       /* 0 = 4 s: then an open is answered without the tier */
+    uint64_t write_wait_us_max; /* 0 = 0.5 s: then blocks are dropped unwritten */
 };
 
 struct km_core_stats { /* running totals but for workers */
@@ -43,6 +55,21 @@ struct km_core_stats { /* running totals but for workers */
     uint64_t stale;          /* of an old epoch, or naming a lease that is gone */
     uint64_t waits;          /* opens of lost workers, answered with ERR_KV_FULL */
     uint64_t refused;        /* against the rules: gaps, bounds, unexpected types */
+    /* Opens by what the cache gave them. */
+    uint64_t hits;         /* everything that may be reused */
+    uint64_t hits_part;    /* less, but something */
+    uint64_t misses_cold;  /* no block known */
+    uint64_t misses_bare;  /* blocks, but no snapshot at any boundary */
+    uint64_t misses_asked; /* the worker wants no reuse, or there is no full block */
+    uint64_t tokens_reused;
+    uint64_t duplicates; /* blocks committed that were known already */
+    uint64_t snapshots_refused, snapshots_dropped;
+    uint64_t evicted_written, evicted_dropped; /* blocks: on the tier, or gone */
+    uint64_t reclaims, pressures;
+    uint64_t blocks_adopted, snapshots_adopted;
+    uint64_t hits_loaded; /* opens answered from the tier */
+    uint64_t writes, write_failures, loads, loads_failed, loads_late, tokens_loaded;
+    uint64_t objects_corrupt, objects_evicted;
     uint32_t workers;
 };
 
@@ -53,9 +80,26 @@ void km_core_destroy(struct km_core **core_p);
 void km_core_step(struct km_core *core, const struct km_event *event,
                   struct km_actions *ret_actions);
 
+/* Answers are ready that did not fit into the step: step again, with KM_EVENT_STORE_DONE of
+ * none. */
+bool km_core_more(const struct km_core *core);
+
 const struct km_core_stats *km_core_stats(const struct km_core *core);
 struct km_pool_counts km_core_counts(const struct km_core *core); /* zeros before an attach */
 uint32_t km_core_leases(const struct km_core *core);
 struct km_pool *km_core_pool(struct km_core *core); /* NULL before; for tests */
+
+struct km_core_cache { /* a moment's values */
+    uint32_t snapshots_free, snapshots_kept, snapshots_total;
+    uint32_t sessions;
+    uint64_t tokens_keepable;
+    bool tier_on;
+    uint64_t tier_bytes;
+    uint32_t tier_blocks, tier_snapshots;
+    uint32_t writes_waiting, loads_waiting;
+};
+struct km_core_cache km_core_cache(const struct km_core *core);
+/* Cached blocks that the tier does not have; a walk over all blocks. */
+uint32_t km_core_unwritten(const struct km_core *core);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvmgr/km_core_state.h - the core's inside, for km_core.c and km_core_lease.c only (pure). */
+/* kvmgr/km_core_state.h - the core's inside, for km_core*.c only (pure). */
 #ifndef KVMGR_KM_CORE_STATE_H
 #define KVMGR_KM_CORE_STATE_H
 
@@ -7,8 +7,12 @@
 #include <stdint.h>
 
 #include "kvmgr/km_core.h"
+#include "kvmgr/km_evict.h"
+#include "kvmgr/km_tier.h"
 
-#define KM_CORE_MAGIC 0x4b4d434fu
+#define KM_CORE_MAGIC      0x4b4d434fu
+#define KM_LOADS_MAX       32u   /* opens that wait for the tier */
+#define KM_LOAD_BLOCKS_MAX 8192u /* blocks read for one open */
 
 struct km_worker {
     bool used;
@@ -16,7 +20,29 @@ struct km_worker {
     uint32_t worker_id;
     uint64_t incarnation;
     uint64_t heard_us;
-    bool lost; /* was silent: holds no lease, may not open */
+    bool lost;   /* was silent: holds no lease, may not open */
+    bool hungry; /* was refused for want of blocks: told when there are some */
+};
+
+struct km_ask { /* an open, apart from the message it came in */
+    struct km_peer peer;
+    struct msg_id id;
+    uint32_t owner;
+    uint32_t blocks_wanted;
+    char sid[33];
+    struct hash128 sid_hash, salt;
+};
+
+struct km_load { /* an open whose blocks are being read from the tier */
+    bool used, answered, failed;
+    struct km_ask ask;
+    uint64_t since_us;
+    uint32_t front;  /* resident end of the chain, referred to; KM_NONE */
+    uint32_t tail;   /* last block of the chain to load; = front if only the snapshot lacks */
+    uint32_t cursor; /* next block to ask for, from the tail up; KM_NONE: all asked */
+    uint32_t slot;   /* snapshot slot that is being filled, KM_NONE: resident */
+    bool slot_asked, slot_good;
+    uint32_t outstanding;
 };
 
 struct km_core {
@@ -26,10 +52,10 @@ struct km_core {
     uint64_t now_us;
     struct km_worker workers[KM_WORKERS_MAX];
 
-    struct km_pool *pool; /* NULL without an arena */
-    struct km_pool_scratch scratch;
+    struct km_pool *pool;            /* NULL without an arena */
     struct km_arena_wanted geometry; /* of the arena, or of the one being opened */
     struct km_arena_result arena;    /* path and text borrow the buffers below */
+    uint32_t live_slots;             /* of the arena; the others are for snapshots */
     char arena_path[512];
     char text[ERR_DETAIL_BYTES]; /* of one reply; lives until the next step */
 
@@ -38,9 +64,21 @@ struct km_core {
     struct msg_kv_attach pending_attach;
 
     uint64_t ping_serial;
-    uint32_t slot_taken;                        /* behind an action's pointer */
-    struct km_action *free_blocks, *free_slots; /* this step's, so that frees are merged */
-    bool taking;                                /* blocks were taken in this step */
+    uint32_t slot_taken, slot_kept, snapshot_taken[MSG_GRANTS_MAX]; /* behind actions' pointers */
+    uint32_t granted[MSG_GRANTS_MAX];
+    struct km_action *frees_blocks, *frees_slots; /* first of every step, filled at its end */
+    bool taking;                                  /* blocks were taken in this step */
+    struct msg_id reclaimed;                      /* request that had to give way last */
+
+    struct km_tier *tier; /* NULL: there is none */
+    bool tier_on;
+    uint64_t starved_us; /* since when opens are refused while the tier writes; 0 = not */
+    uint32_t store_inflight, store_count;
+    struct km_store_item store_items[KM_STORE_MAX];
+    struct km_load loads[KM_LOADS_MAX];
+    bool more;                                 /* loads that ended wait for the next step */
+    struct hash128 hashes[KM_LOAD_BLOCKS_MAX]; /* behind an action's pointer */
+    uint32_t front_blocks[KM_LOAD_BLOCKS_MAX];
 };
 
 struct km_action *core_act(struct km_core *core, struct km_actions *actions,
@@ -50,19 +88,58 @@ struct msg *core_reply(struct km_core *core, struct km_actions *actions, const s
                        enum msg_type type, const struct msg *asked);
 void core_trace(struct km_core *core, struct km_actions *actions, const char *what,
                 uint32_t worker_id, uint32_t leases, const char *text);
-void core_free_lease(struct km_core *core, struct km_actions *actions, struct km_lease *lease);
+void core_free_lease(struct km_core *core, struct km_lease *lease, enum km_release how);
 /* The attached worker behind a peer, or NULL. */
 struct km_worker *core_worker(struct km_core *core, const struct km_peer *peer);
+/* The sender's lease, or NULL with *ret_code saying why. */
+struct km_lease *core_lease_of(struct km_core *core, const struct km_event *event, uint64_t id,
+                               enum err *ret_code);
+bool core_epoch_stale(const struct km_core *core, const struct msg *m);
 /* KvState to a peer: the answer to its ping, and what tells a stranger our incarnation. */
 void core_send_state(struct km_core *core, struct km_actions *actions, const struct km_peer *peer,
                      const struct msg *asked);
+void core_taken(struct km_core *core, struct km_actions *actions, uint32_t count);
 
 void core_open(struct km_core *core, struct km_actions *actions, const struct km_event *event);
 void core_extend(struct km_core *core, struct km_actions *actions, const struct km_event *event);
 void core_commit(struct km_core *core, struct km_actions *actions, const struct km_event *event);
-void core_snapshot(struct km_core *core, struct km_actions *actions, const struct km_event *event);
 void core_release(struct km_core *core, struct km_actions *actions, const struct km_event *event);
-void core_adopt(struct km_core *core, struct km_actions *actions, const struct km_event *event);
 void core_ping(struct km_core *core, struct km_actions *actions, const struct km_event *event);
+/* The open itself, once it is known which front is shared (KM_NONE: none), and its answer. */
+void core_open_with(struct km_core *core, struct km_actions *actions, const struct km_ask *ask,
+                    uint32_t front);
+
+/* km_core_cache.c */
+void core_snapshot(struct km_core *core, struct km_actions *actions, const struct km_event *event);
+void core_adopt(struct km_core *core, struct km_actions *actions, const struct km_event *event);
+/* Grants slots up to the worker's share and lists them in core->granted; the count. */
+uint32_t core_grants(struct km_core *core, struct km_actions *actions, const struct km_worker *w);
+void core_grants_revoke(struct km_core *core, const struct km_worker *w);
+void core_recover(struct km_core *core, const struct km_arena_result *result);
+/* Gives up cached blocks until so many are free; false: not now. */
+bool core_make_room(struct km_core *core, uint32_t blocks);
+void core_cache_tick(struct km_core *core, struct km_actions *actions);
+void core_tell_hungry(struct km_core *core, struct km_actions *actions);
+
+/* km_core_tier.c */
+/* Starts reading what the tier has of the chain beyond the resident front.  True: the open is
+ * answered later. */
+bool core_load(struct km_core *core, struct km_actions *actions, const struct km_ask *ask,
+               const struct msg_kv_open *open, uint32_t resident_front, uint32_t *ret_code);
+bool core_stored(const struct km_core *core, uint32_t block); /* with its snapshot */
+bool core_write_out(struct km_core *core, uint32_t block, bool leaving);
+void core_store_state(struct km_core *core, struct km_actions *actions,
+                      const struct km_event *event);
+void core_store_done(struct km_core *core, struct km_actions *actions,
+                     const struct km_event *event);
+void core_store_objects(struct km_core *core, const struct km_event *event);
+void core_flush(struct km_core *core);
+void core_tier_tick(struct km_core *core, struct km_actions *actions);
+void core_tier_reset(struct km_core *core); /* the arena goes: nothing is in flight any more */
+bool core_load_find(struct km_core *core, uint32_t owner, const struct msg_id *id,
+                    struct km_load **ret);
+void core_store_add(struct km_core *core, enum km_store_op op, enum km_object_kind kind,
+                    const struct hash128 *hash, uint32_t index, uint32_t token_count);
+bool core_store_room(const struct km_core *core, uint32_t count);
 
 #endif

@@ -7,6 +7,7 @@
 #ifndef KVMGR_KM_EVENT_H
 #define KVMGR_KM_EVENT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "lib/base/err.h"
@@ -14,15 +15,33 @@
 #include "proto/msg.h"
 
 #define KM_PEER_BYTES_MAX 32
-#define KM_ACTIONS_MAX    40u
-#define KM_RECLAIMS_MAX   16u /* KvReclaim per KvPing */
+#define KM_ACTIONS_MAX    64u
+#define KM_RECLAIMS_MAX   16u  /* KvReclaim per KvPing */
+#define KM_STORE_MAX      256u /* operations of the tier in flight, and in one action */
 
 struct km_peer { /* routing id of a worker: "worker-0" */
     uint8_t count;
     uint8_t bytes[KM_PEER_BYTES_MAX];
 };
 
-enum km_event_type { KM_EVENT_MSG = 1, KM_EVENT_TICK, KM_EVENT_ARENA };
+enum km_event_type {
+    KM_EVENT_MSG = 1,
+    KM_EVENT_TICK,
+    KM_EVENT_ARENA,
+    KM_EVENT_STORE_STATE,   /* the tier came up, or is off from now on */
+    KM_EVENT_STORE_DONE,    /* operations that ended */
+    KM_EVENT_STORE_OBJECTS, /* found by the re-index */
+    KM_EVENT_FLUSH,         /* write what is cached to the tier; repeated until nothing is left */
+};
+
+struct km_found_block { /* a committed header of an adopted arena */
+    struct hash128 hash, parent;
+    uint32_t block, position;
+};
+struct km_found_snapshot {
+    struct hash128 hash;
+    uint32_t slot, token_count;
+};
 
 struct km_arena_result { /* answer to KM_ACTION_ARENA_OPEN */
     enum err code;
@@ -31,6 +50,30 @@ struct km_arena_result { /* answer to KM_ACTION_ARENA_OPEN */
     uint64_t arena_bytes;
     struct hash128 layout_fp;
     uint32_t block_count, slot_count;
+    /* What survived in it, blocks by rising position; the core frees what does not fit. */
+    uint32_t found_count, found_snapshot_count;
+    const struct km_found_block *found;
+    const struct km_found_snapshot *found_snapshots;
+};
+
+enum km_store_op { KM_STORE_WRITE = 1, KM_STORE_READ, KM_STORE_REMOVE };
+
+struct km_store_item {
+    enum km_store_op op;
+    uint32_t kind;  /* enum km_object_kind */
+    uint32_t index; /* block or slot of the arena; REMOVE: none */
+    uint32_t token_count;
+    struct hash128 hash;
+};
+struct km_store_result {
+    struct km_store_item item;
+    enum err code;  /* READ: ERR_CORRUPT and ERR_NOT_FOUND also end the object */
+    uint64_t bytes; /* on the tier; WRITE only */
+};
+struct km_store_object {
+    uint32_t kind;
+    struct hash128 hash;
+    uint64_t bytes;
 };
 
 struct km_event {
@@ -43,6 +86,17 @@ struct km_event {
         } msg;
         struct km_arena_result arena;
         bool stood_still; /* of a tick: this process was stopped since the last one */
+        struct {
+            bool on;
+        } store_state;
+        struct {
+            uint32_t count;
+            const struct km_store_result *results;
+        } store_done;
+        struct {
+            uint32_t count;
+            const struct km_store_object *objects;
+        } store_objects;
     } u;
 };
 
@@ -62,6 +116,7 @@ struct km_session_change { /* blocks of a session's chain were committed */
     struct msg_id request;
     uint64_t lease;
     uint32_t first_block, count;
+    struct hash128 parent;        /* hash of block first_block - 1 */
     const uint32_t *blocks;       /* [count] */
     const struct hash128 *hashes; /* [count] */
     uint32_t token_count;
@@ -71,7 +126,8 @@ enum km_action_type {
     KM_ACTION_SEND = 1,
     KM_ACTION_ARENA_OPEN, /* the next event must be KM_EVENT_ARENA */
     KM_ACTION_BLOCKS,     /* write block headers */
-    KM_ACTION_SLOTS,      /* write live slots' headers */
+    KM_ACTION_SLOTS,      /* write slots' headers */
+    KM_ACTION_STORE,      /* operations for the tier, in order */
     KM_ACTION_SESSION,
     KM_ACTION_TRACE
 };
@@ -96,7 +152,14 @@ struct km_action {
             enum km_header_state state;
             uint32_t count;
             const uint32_t *slots;
+            bool snapshot;
+            uint32_t token_count; /* the rest with KM_COMMITTED only */
+            struct hash128 hash;
         } slots;
+        struct {
+            uint32_t count;
+            const struct km_store_item *items;
+        } store;
         struct km_session_change session;
         struct {
             const char *what; /* constant text */

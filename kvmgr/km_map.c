@@ -454,6 +454,16 @@ static void session_append(struct session *s, const struct km_session_change *c)
     s->entry_count += c->count;
 }
 
+static bool continues(const struct session *s, const struct km_session_change *c)
+{
+    if (c->first_block == 0)
+        return true;
+    if (c->first_block > s->entry_count)
+        return false;
+    const uint8_t *last = s->entries + (size_t)(c->first_block - 1) * KM_MAP_ENTRY_BYTES;
+    return memcmp(last, &c->parent, sizeof(c->parent)) == 0;
+}
+
 void km_map_commit(struct km_map *m, const struct km_session_change *c)
 {
     CHECK_OBJ(m, KM_MAP_MAGIC);
@@ -465,10 +475,11 @@ void km_map_commit(struct km_map *m, const struct km_session_change *c)
         m->stats.dropped++;
         return;
     }
-    /* Two requests of one session at once: the one that began last is the session's. */
-    if (s->lease != c->lease && c->first_block == 0) {
+    /* Two requests of one session at once: the one that began last is the session's.  A new
+     * turn may go on where an earlier one was. */
+    if (s->lease != c->lease && continues(s, c)) {
         s->lease = c->lease;
-        s->entry_count = 0;
+        s->entry_count = c->first_block;
     }
     if (s->lease != c->lease || s->entry_count != c->first_block) {
         m->stats.superseded++;

@@ -32,6 +32,8 @@
 #define QUEUE_MAX      8192u
 #define WIRE_BYTES     (256u << 10)
 #define WIRE_BYTES_MAX (32u << 20)
+#define SNAPSHOT_SHARE 8u /* of the arena, at most, is for snapshots */
+#define SNAPSHOTS_MAX  16384u
 
 STATIC_CHECK(KM_PEER_BYTES_MAX == BUS_PEER_BYTES_MAX);
 STATIC_CHECK(WIRE_FRAMES_MAX <= BUS_FRAMES_MAX);
@@ -67,9 +69,20 @@ static enum kv_dtype dtype_of(const char *name)
     return KV_F32;
 }
 
+/* Snapshot slots: as many as asked for, or what an eighth of the arena holds. */
+static uint32_t snapshots_wanted(const struct km_shell *s, const struct km_arena_wanted *want)
+{
+    uint64_t slot_bytes = want->state_bytes / KV_PAGE_BYTES * KV_PAGE_BYTES + KV_PAGE_BYTES;
+    uint64_t room = s->params->arena_bytes / SNAPSHOT_SHARE / slot_bytes;
+    if (s->params->snapshots_max < room)
+        room = s->params->snapshots_max;
+    return (uint32_t)(room < SNAPSHOTS_MAX ? room : SNAPSHOTS_MAX);
+}
+
 static struct km_arena_options arena_options(const struct km_shell *s,
                                              const struct km_arena_wanted *want)
 {
+    uint32_t snapshots = snapshots_wanted(s, want);
     return (struct km_arena_options){
         .path = s->arena_path,
         .arena_bytes = s->params->arena_bytes,
@@ -85,7 +98,8 @@ static struct km_arena_options arena_options(const struct km_shell *s,
                      .interleave = s->params->block_tokens / want->ranks,
                      .state_bytes = want->state_bytes},
         .model_fp = want->model_fp,
-        .slot_count = want->slot_count,
+        .slot_count = want->slot_count + snapshots,
+        .slot_count_min = want->slot_count + (snapshots > 0 ? 1 : 0),
         .epoch = s->epoch,
         .incarnation = s->incarnation,
     };
@@ -99,8 +113,10 @@ static void arena_report(const struct km_shell *s, const struct km_arena_report 
     if (report->headers_broken > 0)
         log_warn(KVMGR, "broken headers freed", "count=%u", report->headers_broken);
     log_info(KVMGR, report->adopted ? "arena adopted" : "arena made",
-             "path=%s bytes=%" PRIu64 " blocks=%u slots=%u freed=%u epoch=%u", s->arena_path,
-             l->arena_bytes, l->block_count, l->slot_count, report->blocks_freed, s->epoch);
+             "path=%s bytes=%" PRIu64
+             " blocks=%u slots=%u freed=%u committed=%u snapshots=%u epoch=%u",
+             s->arena_path, l->arena_bytes, l->block_count, l->slot_count, report->blocks_freed,
+             report->blocks_found, report->snapshots_found, s->epoch);
 }
 
 /* Fills the answer to the core; its text borrows detail. */
@@ -111,6 +127,7 @@ static struct km_arena_result arena_open(struct km_shell *s, const struct km_are
     struct km_arena_report report;
     if (s->arena)
         s->repaired += km_arena_headers_repaired(s->arena);
+    km_shell_store_close(s);
     km_arena_close(&s->arena);
     detail->text[0] = '\0';
     enum err e = km_arena_open(&options, &s->arena, &report, detail);
@@ -122,9 +139,14 @@ static struct km_arena_result arena_open(struct km_shell *s, const struct km_are
     arena_report(s, &report);
     s->model_fp = want->model_fp;
     km_map_arena(s->map, &l->layout_fp, &want->model_fp);
+    struct km_arena_found found = km_arena_found(s->arena);
     return (struct km_arena_result){
         .code = ERR_OK,
         .text = "",
+        .found_count = found.block_count,
+        .found = found.blocks,
+        .found_snapshot_count = found.snapshot_count,
+        .found_snapshots = found.snapshots,
         .path = s->arena_path,
         .arena_bytes = l->arena_bytes,
         .layout_fp = l->layout_fp,
@@ -137,6 +159,8 @@ static void blocks_write(struct km_shell *s, const struct km_action *action)
 {
     const uint32_t *blocks = action->u.blocks.blocks;
     uint32_t count = action->u.blocks.count;
+    if (count == 0)
+        return;
     CHECK(s->arena != NULL);
     switch (action->u.blocks.state) {
     case KM_FREE:
@@ -154,49 +178,80 @@ static void blocks_write(struct km_shell *s, const struct km_action *action)
 
 static void slots_write(struct km_shell *s, const struct km_action *action)
 {
+    if (action->u.slots.count == 0)
+        return;
     CHECK(s->arena != NULL);
-    if (action->u.slots.state == KM_FREE)
+    switch (action->u.slots.state) {
+    case KM_FREE:
         km_arena_slots_free(s->arena, action->u.slots.slots, action->u.slots.count);
-    else
-        km_arena_slots_writing(s->arena, action->u.slots.slots, action->u.slots.count);
+        break;
+    case KM_WRITING:
+        km_arena_slots_writing(s->arena, action->u.slots.slots, action->u.slots.count,
+                               action->u.slots.snapshot);
+        break;
+    case KM_COMMITTED:
+        CHECK(action->u.slots.snapshot && action->u.slots.count == 1);
+        km_arena_snapshot_commit(s->arena, action->u.slots.slots[0], action->u.slots.token_count,
+                                 &action->u.slots.hash);
+        break;
+    }
 }
 
-static void step(struct km_shell *s, struct km_event event)
+/* True: the answer to an action is the next event. */
+static bool action_run(struct km_shell *s, const struct km_action *action, struct km_event *event,
+                       struct err_detail *detail)
+{
+    switch (action->type) {
+    case KM_ACTION_SEND:
+        message_send(s, &action->u.send.peer, &action->u.send.msg);
+        break;
+    case KM_ACTION_ARENA_OPEN:
+        *event = (struct km_event){.type = KM_EVENT_ARENA};
+        event->u.arena = arena_open(s, &action->u.arena, detail);
+        return true;
+    case KM_ACTION_BLOCKS:
+        blocks_write(s, action);
+        break;
+    case KM_ACTION_SLOTS:
+        slots_write(s, action);
+        break;
+    case KM_ACTION_STORE:
+        km_shell_store_submit(s, action);
+        break;
+    case KM_ACTION_SESSION:
+        km_map_commit(s->map, &action->u.session);
+        break;
+    case KM_ACTION_TRACE:
+        log_info(KVMGR, action->u.trace.what, "worker=%u leases=%u text=\"%s\"",
+                 action->u.trace.worker_id, action->u.trace.leases, action->u.trace.text);
+        break;
+    }
+    return false;
+}
+
+void km_shell_step(struct km_shell *s, struct km_event event)
 {
     struct err_detail detail;
-    bool again = true;
-    while (again) {
+    bool opened = false;
+    for (bool again = true; again;) {
         again = false;
         event.now_us = loop_now_us(s->loop);
         km_core_step(s->core, &event, &s->actions);
         for (uint32_t i = 0; i < s->actions.count; i++) {
-            const struct km_action *action = &s->actions.list[i];
-            switch (action->type) {
-            case KM_ACTION_SEND:
-                message_send(s, &action->u.send.peer, &action->u.send.msg);
-                break;
-            case KM_ACTION_ARENA_OPEN:
-                CHECK(i + 1 == s->actions.count);
-                event = (struct km_event){.type = KM_EVENT_ARENA};
-                event.u.arena = arena_open(s, &action->u.arena, &detail);
-                again = true;
-                break;
-            case KM_ACTION_BLOCKS:
-                blocks_write(s, action);
-                break;
-            case KM_ACTION_SLOTS:
-                slots_write(s, action);
-                break;
-            case KM_ACTION_SESSION:
-                km_map_commit(s->map, &action->u.session);
-                break;
-            case KM_ACTION_TRACE:
-                log_info(KVMGR, action->u.trace.what, "worker=%u leases=%u text=\"%s\"",
-                         action->u.trace.worker_id, action->u.trace.leases, action->u.trace.text);
-                break;
-            }
+            if (!action_run(s, &s->actions.list[i], &event, &detail))
+                continue;
+            CHECK(i + 1 == s->actions.count);
+            again = opened = true;
+        }
+        if (!again && km_core_more(s->core)) {
+            event = (struct km_event){.type = KM_EVENT_STORE_DONE};
+            again = true;
         }
     }
+    if (!opened || !s->arena)
+        return;
+    km_arena_found_drop(s->arena);
+    km_shell_store_open(s);
 }
 
 static void on_message(void *arg, const struct bus_peer *peer, const struct bus_frame *frames,
@@ -224,7 +279,7 @@ static void on_message(void *arg, const struct bus_peer *peer, const struct bus_
     event.u.msg.peer.count = peer->count;
     memcpy(event.u.msg.peer.bytes, peer->bytes, peer->count);
     event.u.msg.msg = &msg;
-    step(s, event);
+    km_shell_step(s, event);
 }
 
 static void on_tick(void *arg)
@@ -235,16 +290,18 @@ static void on_tick(void *arg)
     uint64_t now_us = loop_now_us(s->loop);
     event.u.stood_still = s->tick_us != 0 && now_us - s->tick_us > PAUSE_US_MIN;
     s->tick_us = now_us;
-    step(s, event);
+    km_shell_step(s, event);
 }
 
 /* ---- start: the epoch, then the socket ---- */
 
-static void state_show(struct km_shell *s)
+void km_shell_state_show(struct km_shell *s)
 {
     bool off = strcmp(s->params->redis, "off") == 0;
     if (s->begun && !s->failed)
-        status_set_state(s->status, off || redis_up(s->redis) ? "ready" : "degraded");
+        status_set_state(s->status, (off || redis_up(s->redis)) && s->store_text[0] == '\0'
+                                        ? "ready"
+                                        : "degraded");
 }
 
 static enum err epoch_choose(struct km_shell *s, uint32_t redis_epoch, struct err_detail *detail)
@@ -279,6 +336,14 @@ static enum err serve(struct km_shell *s, uint32_t redis_epoch, struct err_detai
         .kv_dtype = dtype_of(s->params->kv_dtype),
         .index_dtype = dtype_of(s->params->index_dtype),
         .slots_spare = s->params->slots_spare,
+        .snapshot_every = (s->params->snapshot_every + s->params->block_tokens - 1) /
+                          s->params->block_tokens * s->params->block_tokens,
+        .sessions_max = s->params->sessions_max,
+        .session_percent = s->params->session_percent,
+        .tenant_percent = s->params->tenant_percent,
+        .pin_us = (uint64_t)s->params->pin_s * 1000000u,
+        .tier_bytes_max = s->params->kv_store_dir[0] ? s->params->kv_store_bytes : 0,
+        .tier_objects_max = s->params->kv_store_objects,
     };
     struct km_map_options map = {
         .redis = s->redis,
@@ -313,7 +378,7 @@ static void begin(struct km_shell *s, uint32_t redis_epoch, const char *source)
     }
     log_info(KVMGR, "serving", "endpoint=%s epoch=%u local=%u redis=%u source=%s", s->endpoint,
              s->epoch, s->epoch_local, redis_epoch, source);
-    state_show(s);
+    km_shell_state_show(s);
     if (redis_up(s->redis))
         km_map_redis_up(s->map, true);
 }
@@ -348,7 +413,7 @@ static void on_redis(void *arg, bool up)
     if (s->begun) {
         if (s->map)
             km_map_redis_up(s->map, up);
-        state_show(s);
+        km_shell_state_show(s);
         return;
     }
     char key[128];
@@ -435,6 +500,9 @@ void km_shell_destroy(struct km_shell **shell_p)
     if (s->redis)
         redis_destroy(&s->redis); /* answers for writes in flight: before the map */
     km_map_destroy(&s->map);
+    km_shell_store_close(s);
+    loop_waker_destroy(&s->store_waker);
+    loop_timer_destroy(&s->stop_timer);
     km_core_destroy(&s->core);
     km_arena_close(&s->arena);
     arena_fini(&s->wire);

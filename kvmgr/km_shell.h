@@ -18,6 +18,9 @@ struct km_shell;
 MUST_USE enum err km_shell_create(struct loop *l, const struct km_params *params,
                                   struct km_shell **ret_shell, struct err_detail *detail);
 void km_shell_destroy(struct km_shell **shell_p);
+/* Writes what is cached to the tier, for 5 s at most, then stops the loop; called again: at
+ * once. */
+void km_shell_stop(struct km_shell *s);
 /* The loop was stopped because the start could not be finished (logged). */
 bool km_shell_failed(const struct km_shell *s);
 

@@ -13,7 +13,8 @@
 #include "lib/base/metrics.h"
 #include "proto/block_hash.h"
 
-#define KM_SHELL_MAGIC 0x4b4d5348u
+#define KM_SHELL_MAGIC   0x4b4d5348u
+#define KM_SHELL_RESULTS 64u /* news of the tier that go into one event */
 
 enum km_metric {
 #define COUNTER(ident, name, labels, help) KM_METRIC_##ident,
@@ -30,6 +31,8 @@ struct km_map;
 struct loop_timer;
 struct redis;
 struct status;
+struct km_store;
+struct loop_waker;
 
 struct km_shell {
     uint32_t magic;
@@ -54,11 +57,27 @@ struct km_shell {
     struct km_core *core;
     struct km_arena *arena;
     struct km_map *map;
+    struct km_store *store; /* NULL: no tier, or off */
+    struct loop_waker *store_waker;
+    char store_text[ERR_DETAIL_BYTES]; /* why it is off; "" = it is not */
+    struct km_store_result results[KM_SHELL_RESULTS];
+    struct km_store_object objects[KM_SHELL_RESULTS];
+    struct loop_timer *stop_timer; /* runs while what is cached is written before the end */
+    bool stopping;
     struct hash128 model_fp;
     struct km_actions actions;
     uint64_t malformed, unsent, repaired;
     struct metric metrics[KM_METRIC_COUNT];
 };
+
+/* One event to the core; its actions are carried out. */
+void km_shell_step(struct km_shell *s, struct km_event event);
+void km_shell_state_show(struct km_shell *s);
+
+/* km_shell_store.c */
+void km_shell_store_open(struct km_shell *s); /* with the arena; off loudly if it cannot be */
+void km_shell_store_close(struct km_shell *s);
+void km_shell_store_submit(struct km_shell *s, const struct km_action *action);
 
 MUST_USE enum err km_shell_status_open(struct km_shell *s, struct err_detail *detail);
 

@@ -4,10 +4,12 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "kvmgr/km_map.h"
 #include "kvmgr/km_params.h"
 #include "lib/base/check.h"
+#include "lib/base/json.h"
 #include "lib/base/str.h"
 #include "lib/net/status.h"
 
@@ -24,15 +26,48 @@ static void metrics_core(struct km_shell *s)
     struct metric *m = s->metrics;
     const struct km_core_stats *c = km_core_stats(s->core);
     struct km_pool_counts n = km_core_counts(s->core);
+    struct km_core_cache cache = km_core_cache(s->core);
     const struct {
         enum km_metric metric;
         uint64_t value;
     } values[] = {
+        {KM_METRIC_snapshots_refused, c->snapshots_refused},
+        {KM_METRIC_snapshots_dropped, c->snapshots_dropped},
+        {KM_METRIC_snapshots_free, cache.snapshots_free},
+        {KM_METRIC_snapshots_kept, cache.snapshots_kept},
+        {KM_METRIC_snapshots_total, cache.snapshots_total},
+        {KM_METRIC_hits, c->hits},
+        {KM_METRIC_hits_part, c->hits_part},
+        {KM_METRIC_hits_loaded, c->hits_loaded},
+        {KM_METRIC_misses_cold, c->misses_cold},
+        {KM_METRIC_misses_bare, c->misses_bare},
+        {KM_METRIC_misses_asked, c->misses_asked},
+        {KM_METRIC_tokens_reused, c->tokens_reused},
+        {KM_METRIC_duplicates, c->duplicates},
+        {KM_METRIC_evicted_written, c->evicted_written},
+        {KM_METRIC_evicted_dropped, c->evicted_dropped},
+        {KM_METRIC_reclaims, c->reclaims},
+        {KM_METRIC_pressures, c->pressures},
+        {KM_METRIC_blocks_adopted, c->blocks_adopted},
+        {KM_METRIC_snapshots_adopted, c->snapshots_adopted},
+        {KM_METRIC_sessions, cache.sessions},
+        {KM_METRIC_tier_on, cache.tier_on},
+        {KM_METRIC_tier_bytes, cache.tier_bytes},
+        {KM_METRIC_tier_blocks, cache.tier_blocks},
+        {KM_METRIC_tier_snapshots, cache.tier_snapshots},
+        {KM_METRIC_tier_writes, c->writes},
+        {KM_METRIC_tier_write_failures, c->write_failures},
+        {KM_METRIC_tier_loads, c->loads},
+        {KM_METRIC_tier_loads_failed, c->loads_failed},
+        {KM_METRIC_tier_loads_late, c->loads_late},
+        {KM_METRIC_tier_tokens, c->tokens_loaded},
+        {KM_METRIC_tier_corrupt, c->objects_corrupt},
+        {KM_METRIC_tier_evicted, c->objects_evicted},
         {KM_METRIC_blocks_free, n.blocks_free},
         {KM_METRIC_blocks_leased, n.blocks_leased},
         {KM_METRIC_blocks_cached, n.blocks_cached},
         {KM_METRIC_blocks_total, n.blocks_total},
-        {KM_METRIC_tokens_keepable, (uint64_t)n.blocks_free * s->params->block_tokens},
+        {KM_METRIC_tokens_keepable, cache.tokens_keepable},
         {KM_METRIC_slots_free, n.slots_free},
         {KM_METRIC_slots_used, n.slots_total - n.slots_free},
         {KM_METRIC_workers, c->workers},
@@ -93,14 +128,34 @@ static void on_health(void *arg, struct str *out)
 {
     struct km_shell *s = arg;
     struct km_pool_counts n = counts_now(s);
+    struct km_core_cache cache = {0};
+    if (s->core)
+        cache = km_core_cache(s->core);
     str_add_format(out,
                    ",\"epoch\":%u,\"blocks_free\":%u,\"blocks_leased\":%u,\"blocks_cached\":%u,"
                    "\"blocks_total\":%u,\"block_tokens\":%u,\"tokens_keepable\":%" PRIu64
                    ",\"slots_free\":%u,\"slots_total\":%u,\"workers\":%u,\"leases\":%u",
                    s->epoch, n.blocks_free, n.blocks_leased, n.blocks_cached, n.blocks_total,
-                   s->params->block_tokens, (uint64_t)n.blocks_free * s->params->block_tokens,
-                   n.slots_free, n.slots_total, s->core ? km_core_stats(s->core)->workers : 0,
-                   n.slots_total - n.slots_free);
+                   s->params->block_tokens, cache.tokens_keepable, n.slots_free, n.slots_total,
+                   s->core ? km_core_stats(s->core)->workers : 0, n.slots_total - n.slots_free);
+    if (!s->core)
+        return;
+    const struct km_core_stats *c = km_core_stats(s->core);
+    uint64_t lookups = c->hits + c->hits_part + c->hits_loaded + c->misses_cold + c->misses_bare;
+    str_add_format(
+        out,
+        ",\"snapshots_kept\":%u,\"snapshots_total\":%u,\"sessions\":%u,\"lookups\":%" PRIu64
+        ",\"hits\":%" PRIu64 ",\"tokens_reused\":%" PRIu64,
+        cache.snapshots_kept, cache.snapshots_total, cache.sessions, lookups,
+        c->hits + c->hits_part + c->hits_loaded, c->tokens_reused);
+    str_add_format(out,
+                   ",\"tier\":\"%s\",\"tier_bytes\":%" PRIu64 ",\"tier_blocks\":%u,"
+                   "\"tier_snapshots\":%u,\"tier_text\":",
+                   cache.tier_on      ? "on"
+                   : s->store_text[0] ? "failed"
+                                      : "off",
+                   cache.tier_bytes, cache.tier_blocks, cache.tier_snapshots);
+    json_write_string(out, s->store_text, strlen(s->store_text));
 }
 
 static void on_heartbeat(void *arg, void (*add)(void *add_arg, const char *name, const char *value),

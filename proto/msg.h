@@ -24,6 +24,7 @@
 #define MSG_BLOCKS_MAX       262144u /* block ids in one lease */
 #define MSG_LIVE_IDS_MAX     8192u
 #define MSG_DRAFT_IDS_MAX    16u
+#define MSG_GRANTS_MAX       8u /* snapshot slots that a worker may write */
 
 enum msg_type { /* wire values: append only */
                 MSG_NONE = 0,
@@ -54,6 +55,7 @@ enum msg_type { /* wire values: append only */
                 MSG_KV_ADOPT_REPLY = 32,
                 MSG_KV_PING = 33,
                 MSG_KV_STATE = 34,
+                MSG_KV_SNAPSHOT_REPLY = 35,
                 MSG_DRAFT_HELLO = 40,
                 MSG_DRAFT_HELLO_REPLY = 41,
                 MSG_DRAFT_OPEN = 42,
@@ -244,6 +246,10 @@ struct msg_kv_attach_reply {
     struct hash128 layout_fp; /* the worker computes kv_layout itself and compares */
     uint32_t block_tokens, block_count, slot_count;
     uint32_t kv_dtype, index_dtype; /* enum kv_dtype of proto/kv_layout.h */
+    uint32_t live_slots;            /* slots below are live ones, the others hold snapshots */
+    uint32_t snapshot_every;        /* tokens between snapshots of a long prefill; 0 = none */
+    uint32_t granted_count;         /* see msg_kv_snapshot_reply */
+    const uint32_t *granted;
 };
 
 /* header id = request id.  A second open of the same request releases the first. */
@@ -253,6 +259,7 @@ struct msg_kv_open {
     uint32_t blocks_wanted;       /* >= 1 */
     uint32_t hash_count;          /* chain hashes of the prompt's full blocks */
     const struct hash128 *hashes; /* payload frame */
+    uint32_t reuse_max;           /* tokens that may come from the cache; 0 = none */
 };
 struct msg_kv_open_reply {
     uint32_t code; /* ERR_KV_FULL, ERR_EPOCH ... */
@@ -288,6 +295,16 @@ struct msg_kv_snapshot {
     uint64_t lease;
     uint32_t token_count;
     struct hash128 hash; /* chain hash at that boundary */
+    uint32_t slot;       /* a granted one, which holds the copy now */
+};
+/* granted = all slots that this worker may write now; those that it has named in a KvSnapshot
+ * without an answer are not free whatever a list says. */
+struct msg_kv_snapshot_reply {
+    uint32_t code; /* ERR_OK: kept.  Others: not kept */
+    uint64_t lease;
+    uint32_t slot;          /* as asked */
+    uint32_t granted_count; /* <= MSG_GRANTS_MAX */
+    const uint32_t *granted;
 };
 struct msg_kv_release {
     uint64_t lease;
@@ -323,7 +340,11 @@ struct msg_kv_state { /* answer to KvPing */
     uint64_t incarnation;
     uint32_t epoch;
     uint32_t blocks_free, blocks_leased, blocks_cached, blocks_total;
-    uint32_t slots_free, slots_total;
+    uint32_t slots_free, slots_total; /* live */
+    uint32_t snapshots_free, snapshots_total;
+    uint64_t tokens_keepable; /* conversation tokens that can be kept beside running requests */
+    uint32_t granted_count;   /* see msg_kv_snapshot_reply */
+    const uint32_t *granted;
 };
 
 /* ---- worker <-> drafter ---- */
@@ -411,6 +432,7 @@ struct msg {
         struct msg_kv_extend_reply kv_extend_reply;
         struct msg_kv_commit kv_commit;
         struct msg_kv_snapshot kv_snapshot;
+        struct msg_kv_snapshot_reply kv_snapshot_reply;
         struct msg_kv_release kv_release;
         struct msg_kv_reclaim kv_reclaim;
         struct msg_kv_pressure kv_pressure;

@@ -44,7 +44,7 @@ static const struct wire_type *type_find(uint32_t number)
 {
     if (number <= MSG_ROUTER_STATE)
         return in_list(wire_route_types, wire_route_type_count, number);
-    if (number <= MSG_KV_STATE)
+    if (number <= MSG_KV_SNAPSHOT_REPLY)
         return in_list(wire_kv_types, wire_kv_type_count, number);
     if (number <= MSG_DRAFT_REPLY)
         return in_list(wire_draft_types, wire_draft_type_count, number);

@@ -236,6 +236,8 @@ static enum err attach_check(const struct msg *m, struct err_detail *detail)
     LONG_TEXT(r, arena_path);
     AT_MOST("kv_dtype", r->kv_dtype, KV_FP8);
     AT_MOST("index_dtype", r->index_dtype, KV_FP8);
+    AT_MOST("live_slots", r->live_slots, r->slot_count);
+    AT_MOST("granted_count", r->granted_count, MSG_GRANTS_MAX);
     return ERR_OK;
 }
 
@@ -249,6 +251,7 @@ static enum err open_check(const struct msg *m, struct err_detail *detail)
         AT_LEAST("blocks_wanted", o->blocks_wanted, 1);
         AT_MOST("blocks_wanted", o->blocks_wanted, MSG_BLOCKS_MAX);
         AT_MOST("hash_count", o->hash_count, MSG_BLOCKS_MAX);
+        AT_MOST("reuse_max", o->reuse_max, MSG_IDS_MAX);
         HAS_ARRAY("hashes", o->hashes, o->hash_count);
         return ERR_OK;
     }
@@ -282,6 +285,8 @@ static enum err kv_state_check(const struct msg_kv_state *s, struct err_detail *
     uint64_t sum = (uint64_t)s->blocks_free + s->blocks_leased + s->blocks_cached;
     AT_MOST("blocks_free", sum, s->blocks_total);
     AT_MOST("slots_free", s->slots_free, s->slots_total);
+    AT_MOST("snapshots_free", s->snapshots_free, s->snapshots_total);
+    AT_MOST("granted_count", s->granted_count, MSG_GRANTS_MAX);
     return ERR_OK;
 }
 
@@ -305,6 +310,10 @@ static enum err kv_check(const struct msg *m, struct err_detail *detail)
         return ERR_OK;
     case MSG_KV_SNAPSHOT:
         AT_MOST("token_count", m->u.kv_snapshot.token_count, MSG_IDS_MAX);
+        return ERR_OK;
+    case MSG_KV_SNAPSHOT_REPLY:
+        TRY(code_check("code", m->u.kv_snapshot_reply.code, detail));
+        AT_MOST("granted_count", m->u.kv_snapshot_reply.granted_count, MSG_GRANTS_MAX);
         return ERR_OK;
     case MSG_KV_RELEASE:
         AT_MOST("token_count", m->u.kv_release.token_count, MSG_IDS_MAX);

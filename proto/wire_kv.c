@@ -20,10 +20,11 @@ static const struct wire_struct attach_table =
 #define M struct msg_kv_attach_reply
 #define P Tandem__V1__KvAttachReply
 static const struct wire_field attach_reply_rows[] = {
-    WIRE_ROW_U32(code),        WIRE_ROW_TEXT(text),        WIRE_ROW_TEXT(arena_path),
-    WIRE_ROW_U64(incarnation), WIRE_ROW_U32(epoch),        WIRE_ROW_U64(arena_bytes),
-    WIRE_ROW_HASH(layout_fp),  WIRE_ROW_U32(block_tokens), WIRE_ROW_U32(block_count),
-    WIRE_ROW_U32(slot_count),  WIRE_ROW_U32(kv_dtype),     WIRE_ROW_U32(index_dtype),
+    WIRE_ROW_U32(code),        WIRE_ROW_TEXT(text),          WIRE_ROW_TEXT(arena_path),
+    WIRE_ROW_U64(incarnation), WIRE_ROW_U32(epoch),          WIRE_ROW_U64(arena_bytes),
+    WIRE_ROW_HASH(layout_fp),  WIRE_ROW_U32(block_tokens),   WIRE_ROW_U32(block_count),
+    WIRE_ROW_U32(slot_count),  WIRE_ROW_U32(kv_dtype),       WIRE_ROW_U32(index_dtype),
+    WIRE_ROW_U32(live_slots),  WIRE_ROW_U32(snapshot_every), WIRE_ROW_IDS(granted, granted_count),
 };
 #undef M
 #undef P
@@ -34,7 +35,7 @@ static const struct wire_struct attach_reply_table =
 #define P Tandem__V1__KvOpen
 static const struct wire_field open_rows[] = {
     WIRE_ROW_TEXT(session_key),  WIRE_ROW_TEXT(cache_salt), WIRE_ROW_U32(prompt_count),
-    WIRE_ROW_U32(blocks_wanted), WIRE_ROW_U32(hash_count),
+    WIRE_ROW_U32(blocks_wanted), WIRE_ROW_U32(hash_count),  WIRE_ROW_U32(reuse_max),
 };
 #undef M
 #undef P
@@ -97,11 +98,25 @@ static const struct wire_field snapshot_rows[] = {
     WIRE_ROW_U64(lease),
     WIRE_ROW_U32(token_count),
     WIRE_ROW_HASH(hash),
+    WIRE_ROW_U32(slot),
 };
 #undef M
 #undef P
 static const struct wire_struct snapshot_table =
     WIRE_STRUCT(tandem__v1__kv_snapshot__descriptor, snapshot_rows);
+
+#define M struct msg_kv_snapshot_reply
+#define P Tandem__V1__KvSnapshotReply
+static const struct wire_field snapshot_reply_rows[] = {
+    WIRE_ROW_U32(code),
+    WIRE_ROW_U64(lease),
+    WIRE_ROW_U32(slot),
+    WIRE_ROW_IDS(granted, granted_count),
+};
+#undef M
+#undef P
+static const struct wire_struct snapshot_reply_table =
+    WIRE_STRUCT(tandem__v1__kv_snapshot_reply__descriptor, snapshot_reply_rows);
 
 #define M struct msg_kv_release
 #define P Tandem__V1__KvRelease
@@ -172,9 +187,12 @@ static const struct wire_struct ping_table =
 #define M struct msg_kv_state
 #define P Tandem__V1__KvState
 static const struct wire_field state_rows[] = {
-    WIRE_ROW_U64(incarnation),   WIRE_ROW_U32(epoch),         WIRE_ROW_U32(blocks_free),
-    WIRE_ROW_U32(blocks_leased), WIRE_ROW_U32(blocks_cached), WIRE_ROW_U32(blocks_total),
-    WIRE_ROW_U32(slots_free),    WIRE_ROW_U32(slots_total),
+    WIRE_ROW_U64(incarnation),     WIRE_ROW_U32(epoch),
+    WIRE_ROW_U32(blocks_free),     WIRE_ROW_U32(blocks_leased),
+    WIRE_ROW_U32(blocks_cached),   WIRE_ROW_U32(blocks_total),
+    WIRE_ROW_U32(slots_free),      WIRE_ROW_U32(slots_total),
+    WIRE_ROW_U32(snapshots_free),  WIRE_ROW_U32(snapshots_total),
+    WIRE_ROW_U64(tokens_keepable), WIRE_ROW_IDS(granted, granted_count),
 };
 #undef M
 #undef P
@@ -207,5 +225,6 @@ const struct wire_type wire_kv_types[] = {
     {MSG_KV_PING, "KvPing", &ping_table,
      WIRE_PAYLOAD(struct msg_kv_ping, leases, lease_count, const uint64_t *, 8, 8), NULL, NULL},
     {MSG_KV_STATE, "KvState", &state_table, WIRE_NO_PAYLOAD, NULL, NULL},
+    {MSG_KV_SNAPSHOT_REPLY, "KvSnapshotReply", &snapshot_reply_table, WIRE_NO_PAYLOAD, NULL, NULL},
 };
 const size_t wire_kv_type_count = ARRAY_COUNT(wire_kv_types);

@@ -8,6 +8,8 @@
 #ifndef KERNELS_CPU_OP_DOT_TILE_H
 #define KERNELS_CPU_OP_DOT_TILE_H
 
+#ifdef OP_ISA /* nothing where no instruction set was chosen */
+
 #include "kernels/cpu/op_vec.h"
 #include "kernels/op_dtype.h"
 
@@ -25,7 +27,7 @@ VF_INLINE vf weights_at(const void *w, uint64_t i, enum op_dtype dtype)
 VF_INLINE vf weights_at_n(const void *w, uint64_t i, enum op_dtype dtype, uint32_t n)
 {
     float lane[VF_LANES] = {0};
-    struct op_weight all = {w, dtype};
+    struct op_weight all = {.data = w, .dtype = dtype};
     op_widen(&all, i, n, lane);
     return vf_load(lane);
 }
@@ -137,5 +139,7 @@ VF_INLINE void dot_rows(const float *const *x, const float *const *w, uint32_t n
             ret_sums[r] += sums[r];
     }
 }
+
+#endif
 
 #endif

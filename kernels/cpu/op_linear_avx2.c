@@ -158,7 +158,9 @@ static void linear_outs(const void *arg, uint32_t begin, uint32_t end)
 enum err op_linear_avx2(const struct op_linear_args *a, const struct op_ctx *ctx)
 {
     CHECK(a->in > 0);
-    CHECK(a->w.data != NULL);
+    CHECK(a->w.data != NULL || a->w.quantised != NULL);
+    if (a->w.quantised != NULL)
+        return op_linear_ref(a, ctx);
     op_for(ctx, a->out, (uint64_t)a->in * a->rows, linear_outs, a);
     return ERR_OK;
 }
@@ -196,6 +198,9 @@ enum err op_grouped_linear_avx2(const struct op_grouped_linear_args *a, const st
 {
     CHECK(a->in > 0);
     CHECK(a->experts > 0 && a->experts <= OP_EXPERTS_MAX);
+    for (uint32_t e = 0; e < a->experts; e++)
+        if (a->w[e].quantised != NULL)
+            return op_grouped_linear_ref(a, ctx);
     uint64_t cost = (uint64_t)a->in * a->pairs_max / a->experts + 1;
     op_for(ctx, a->experts * a->out, cost, grouped_outs, a);
     return ERR_OK;

@@ -11,31 +11,14 @@
 #include <stddef.h>
 
 #include "kernels/cpu/op_dot_tile.h"
-#include "kernels/cpu/op_fast.h"
+#include "kernels/cpu/op_quant_fast.h"
 #include "kernels/op_dtype.h"
+#include "kernels/op_exl3.h"
 #include "lib/base/check.h"
 
 #define PACK_ROWS   144              /* rows of x packed together: 297 KiB */
 #define PACK_STRIDE (DOT_BLOCK + 16) /* rows must not all begin in the same cache set */
 #define ROWS_DIRECT 2                /* up to here packing costs more than it saves */
-
-/* Outputs of one weight matrix for `rows` rows.  x row r is the one numbered x_rows[r], or
- * x_first + r without a table. */
-struct linear_job {
-    const struct op_weight *w;
-    uint32_t in, out, rows;
-    const float *x;
-    const uint32_t *x_rows;
-    uint32_t x_first;
-    uint64_t x_stride;
-    float *y; /* row 0 of the outputs */
-    uint64_t y_stride;
-};
-
-static const float *job_x(const struct linear_job *j, uint32_t r)
-{
-    return j->x + (j->x_rows != NULL ? j->x_rows[r] : j->x_first + r) * j->x_stride;
-}
 
 /* One block of `outs` weight rows against `rows` rows of x, all where they lie.
  * NOTE: `ahead` is the same place in the next weight rows: they follow in memory, and a row is too
@@ -142,61 +125,140 @@ static void pack_rows(const struct linear_job *j, uint32_t row, uint32_t rows, u
     }
 }
 
-/* Packed rows [row, row + rows) against `outs` widened weight rows; adds to or sets y. */
-static void packed_outs(const struct linear_job *j, uint32_t row, uint32_t rows,
-                        float (*pack)[PACK_STRIDE], float (*w)[PACK_STRIDE], uint32_t n, uint32_t o,
-                        uint32_t outs, bool add)
+/* The x rows of one pass, packed or where they lie. */
+struct pass {
+    const float *x[PACK_ROWS];
+    uint32_t row, rows; /* of the job */
+    uint32_t n;         /* elements of this block of the inputs */
+    bool add;           /* to y: not the first block */
+};
+
+/* The rows of a pass against `outs` widened weight rows; adds to or sets y. */
+static void pass_outs(const struct linear_job *j, const struct pass *p, float (*w)[PACK_STRIDE],
+                      uint32_t o, uint32_t outs)
 {
     const float *ws[DOT_OUTS] = {w[0], w[1], w[2], w[3]};
-    for (uint32_t r = 0; r < rows; r += VF_ROWS) {
-        uint32_t count = rows - r < VF_ROWS ? rows - r : VF_ROWS;
+    for (uint32_t r = 0; r < p->rows; r += VF_ROWS) {
+        uint32_t count = p->rows - r < VF_ROWS ? p->rows - r : VF_ROWS;
         const float *xs[VF_ROWS];
         vf4 sums[VF_ROWS];
         for (uint32_t k = 0; k < VF_ROWS; k++)
-            xs[k] = pack[r + (k < count ? k : 0)];
-        dot_tile_rows(xs, ws, n, count, sums);
+            xs[k] = p->x[r + (k < count ? k : 0)];
+        dot_tile_rows(xs, ws, p->n, count, sums);
         for (uint32_t k = 0; k < count; k++) {
-            float *y = j->y + (row + r + k) * j->y_stride + o;
+            float *y = j->y + (p->row + r + k) * j->y_stride + o;
             if (outs == DOT_OUTS) {
                 vf4 old;
                 memcpy(&old, y, sizeof(old));
-                sums[k] = add ? old + sums[k] : sums[k];
+                sums[k] = p->add ? old + sums[k] : sums[k];
                 memcpy(y, &sums[k], sizeof(old));
             } else {
                 for (uint32_t c = 0; c < outs; c++)
-                    y[c] = add ? y[c] + sums[k][c] : sums[k][c];
+                    y[c] = p->add ? y[c] + sums[k][c] : sums[k][c];
             }
         }
     }
 }
 
+/* A piece of weight row o as f32.  The row DOT_OUTS further on is wanted next. */
+static void widen(const struct linear_job *j, uint32_t o, uint32_t i, uint32_t n, float *out)
+{
+    if (j->w->quantised == NULL) {
+        widen_ahead(j->w, (uint64_t)o * j->in + i, n, (uint64_t)DOT_OUTS * j->in, out);
+        return;
+    }
+    const struct op_quantised *q = j->w->quantised;
+    const char *next = (const char *)q->codes + (o + DOT_OUTS) * q->row_bytes;
+    uint64_t from = i * q->row_bytes / j->in, to = (i + n) * q->row_bytes / j->in;
+    for (; from < to; from += 64)
+        __builtin_prefetch(next + from, 0, 3);
+    OP_FAST(quant_row)(q, o, i, n, out);
+}
+
+/* Any number of rows against weights that are widened once for PACK_ROWS of them. */
 static void packed(const struct linear_job *j, uint32_t begin, uint32_t end)
 {
     _Alignas(64) float pack[PACK_ROWS][PACK_STRIDE];
     _Alignas(64) float w[DOT_OUTS][PACK_STRIDE];
-    for (uint32_t row = 0; row < j->rows; row += PACK_ROWS) {
-        uint32_t rows = j->rows - row < PACK_ROWS ? j->rows - row : PACK_ROWS;
+    bool in_place = j->rows <= VF_ROWS;
+    struct pass p;
+    for (p.row = 0; p.row < j->rows; p.row += PACK_ROWS) {
+        p.rows = j->rows - p.row < PACK_ROWS ? j->rows - p.row : PACK_ROWS;
         for (uint32_t i = 0; i < j->in; i += DOT_BLOCK) {
             uint32_t n = j->in - i < DOT_BLOCK ? j->in - i : DOT_BLOCK;
-            uint32_t padded = (n + VF_LANES - 1) / VF_LANES * VF_LANES;
-            pack_rows(j, row, rows, i, n, pack);
+            p.n = in_place ? n : (n + VF_LANES - 1) / VF_LANES * VF_LANES;
+            p.add = i != 0;
+            if (!in_place)
+                pack_rows(j, p.row, p.rows, i, n, pack);
+            for (uint32_t r = 0; r < p.rows; r++)
+                p.x[r] = in_place ? job_x(j, p.row + r) + i : pack[r];
             for (uint32_t o = begin; o < end; o += DOT_OUTS) {
                 uint32_t outs = end - o < DOT_OUTS ? end - o : DOT_OUTS;
                 for (uint32_t k = 0; k < DOT_OUTS; k++) /* missing outputs repeat the last */
-                    widen_ahead(j->w, (uint64_t)(o + (k < outs ? k : outs - 1)) * j->in + i, n,
-                                (uint64_t)DOT_OUTS * j->in, w[k]);
-                packed_outs(j, row, rows, pack, w, padded, o, outs, i != 0);
+                    widen(j, o + (k < outs ? k : outs - 1), i, n, w[k]);
+                pass_outs(j, &p, w, o, outs);
             }
         }
     }
 }
 
+/* DOT_OUTS outputs of one row; false if the weight must go the general way. */
+static bool quantised_outs(const struct linear_job *j, uint32_t o)
+{
+    const float *x = job_x(j, 0);
+    vf4 total = {0}, sums;
+    for (uint32_t i = 0; i < j->in; i += DOT_BLOCK) {
+        uint32_t n = j->in - i < DOT_BLOCK ? j->in - i : DOT_BLOCK;
+        if (!OP_FAST(quant_dots)(j->w->quantised, o, i, n, x + i, &sums))
+            return false;
+        total = i == 0 ? sums : total + sums;
+    }
+    memcpy(j->y + o, &total, sizeof(total));
+    return true;
+}
+
+/* Few rows of a quantised weight: each weight row is read from end to end. */
+static void packed_few(const struct linear_job *j, uint32_t begin, uint32_t end)
+{
+    for (uint32_t o = begin; o < end; o += DOT_OUTS)
+        if (j->rows != 1 || end - o < DOT_OUTS || !quantised_outs(j, o))
+            packed(j, o, o + DOT_OUTS < end ? o + DOT_OUTS : end);
+}
+
+static void add_bias(const struct linear_job *j, uint32_t begin, uint32_t end)
+{
+    for (uint32_t r = 0; r < j->rows; r++)
+        for (uint32_t o = begin; o < end; o++)
+            j->y[r * j->y_stride + o] += op_quantised_bias(j->w->quantised, o);
+}
+
 static void linear_run(const struct linear_job *j, uint32_t begin, uint32_t end)
 {
-    if (j->rows <= ROWS_DIRECT)
+    const struct op_quantised *q = j->w->quantised;
+    if (q == NULL && j->rows <= ROWS_DIRECT)
         direct(j, begin, end);
+    else if (q != NULL && j->rows <= VF_ROWS)
+        packed_few(j, begin, end);
     else
         packed(j, begin, end);
+    if (q != NULL && q->bias != NULL)
+        add_bias(j, begin, end);
+}
+
+static bool is_exl3(const struct op_weight *w)
+{
+    return w->quantised != NULL && w->quantised->format == OP_FORMAT_EXL3;
+}
+
+static uint32_t exl3_blocks(uint32_t out)
+{
+    return (out + OP_EXL3_BLOCK - 1) / OP_EXL3_BLOCK;
+}
+
+static void exl3_items(const void *arg, uint32_t begin, uint32_t end)
+{
+    for (uint32_t block = begin; block < end; block++)
+        OP_FAST(exl3_block)(arg, block);
 }
 
 static uint32_t groups_of(uint32_t outs)
@@ -215,7 +277,7 @@ static void linear_items(const void *arg, uint32_t begin, uint32_t end)
 enum err OP_FAST(linear)(const struct op_linear_args *a, const struct op_ctx *ctx)
 {
     CHECK(a->in > 0);
-    CHECK(a->w.data != NULL);
+    CHECK(a->w.data != NULL || a->w.quantised != NULL);
     struct linear_job j = {.w = &a->w,
                            .in = a->in,
                            .out = a->out,
@@ -224,20 +286,20 @@ enum err OP_FAST(linear)(const struct op_linear_args *a, const struct op_ctx *ct
                            .x_stride = a->x_stride,
                            .y = a->y,
                            .y_stride = a->y_stride};
-    if (a->rows > 0)
-        op_for(ctx, groups_of(a->out), (uint64_t)a->in * a->rows * DOT_OUTS, linear_items, &j);
+    uint64_t cost = (uint64_t)a->in * a->rows;
+    if (a->w.quantised != NULL)
+        CHECK(a->w.quantised->in == a->in && a->w.quantised->out == a->out);
+    if (a->rows > 0 && is_exl3(&a->w))
+        op_for(ctx, exl3_blocks(a->out), cost * OP_EXL3_BLOCK, exl3_items, &j);
+    else if (a->rows > 0)
+        op_for(ctx, groups_of(a->out), cost * DOT_OUTS, linear_items, &j);
     return ERR_OK;
 }
 
-static void grouped_items(const void *arg, uint32_t begin, uint32_t end)
+static struct linear_job expert_job(const struct op_grouped_linear_args *a, uint32_t expert)
 {
-    const struct op_grouped_linear_args *a = arg;
-    uint32_t groups = groups_of(a->out);
-    while (begin < end) {
-        uint32_t expert = begin / groups, group = begin % groups;
-        uint32_t count = end - begin < groups - group ? end - begin : groups - group;
-        uint32_t first = a->offsets[expert], last = (group + count) * DOT_OUTS;
-        struct linear_job j = {.w = &a->w[expert],
+    uint32_t first = a->offsets[expert];
+    return (struct linear_job){.w = &a->w[expert],
                                .in = a->in,
                                .out = a->out,
                                .rows = a->offsets[expert + 1] - first,
@@ -247,18 +309,47 @@ static void grouped_items(const void *arg, uint32_t begin, uint32_t end)
                                .x_stride = a->x_stride,
                                .y = a->y + first * a->y_stride,
                                .y_stride = a->y_stride};
-        if (j.rows > 0)
+}
+
+static void grouped_items(const void *arg, uint32_t begin, uint32_t end)
+{
+    const struct op_grouped_linear_args *a = arg;
+    uint32_t groups = groups_of(a->out);
+    while (begin < end) {
+        uint32_t expert = begin / groups, group = begin % groups;
+        uint32_t count = end - begin < groups - group ? end - begin : groups - group;
+        uint32_t last = (group + count) * DOT_OUTS;
+        struct linear_job j = expert_job(a, expert);
+        if (j.rows > 0 && !is_exl3(j.w))
             linear_run(&j, group * DOT_OUTS, last < a->out ? last : a->out);
         begin += count;
     }
 }
 
+static void grouped_exl3_items(const void *arg, uint32_t begin, uint32_t end)
+{
+    const struct op_grouped_linear_args *a = arg;
+    uint32_t blocks = exl3_blocks(a->out);
+    for (uint32_t i = begin; i < end; i++) {
+        struct linear_job j = expert_job(a, i / blocks);
+        if (j.rows > 0 && is_exl3(j.w))
+            OP_FAST(exl3_block)(&j, i % blocks);
+    }
+}
+
+/* Experts in EXL3 come in items of their own size, in a second pass. */
 enum err OP_FAST(grouped_linear)(const struct op_grouped_linear_args *a, const struct op_ctx *ctx)
 {
     CHECK(a->in > 0);
     CHECK(a->experts > 0 && a->experts <= OP_EXPERTS_MAX);
-    uint64_t cost = (uint64_t)a->in * a->pairs_max * DOT_OUTS / a->experts + 1;
-    op_for(ctx, a->experts * groups_of(a->out), cost, grouped_items, a);
+    uint64_t cost = (uint64_t)a->in * a->pairs_max / a->experts + 1;
+    uint32_t exl3 = 0;
+    for (uint32_t e = 0; e < a->experts; e++)
+        exl3 += is_exl3(&a->w[e]);
+    if (exl3 < a->experts)
+        op_for(ctx, a->experts * groups_of(a->out), cost * DOT_OUTS, grouped_items, a);
+    if (exl3 > 0)
+        op_for(ctx, a->experts * exl3_blocks(a->out), cost * OP_EXL3_BLOCK, grouped_exl3_items, a);
     return ERR_OK;
 }
 

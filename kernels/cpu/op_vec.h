@@ -7,6 +7,8 @@
 #ifndef KERNELS_CPU_OP_VEC_H
 #define KERNELS_CPU_OP_VEC_H
 
+#ifdef OP_ISA /* nothing where no instruction set was chosen */
+
 #include <stdint.h>
 #include <string.h>
 
@@ -92,6 +94,20 @@ VF_INLINE vf vf_from_f16(const uint16_t *p)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
 }
 
+/* E4M3 codes, not NaN: their values over 256, exact.  NOTE: shifted into place the code is an f16
+ * whose exponent is 8 too small, and a subnormal becomes a subnormal. */
+VF_INLINE vf vf_from_e4m3(const uint8_t *p)
+{
+    __m256i high = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)p)), 8);
+    __m256i half = _mm256_and_si256(_mm256_srai_epi16(high, 1), _mm256_set1_epi16((short)0xbf80));
+    return (vf)_mm512_cvtph_ps(half);
+}
+
+VF_INLINE vf vf_from_i8(const int8_t *p)
+{
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)));
+}
+
 /* The smaller, larger; a NaN in x stays. */
 VF_INLINE vf vf_min(vf x, vf bound)
 {
@@ -138,6 +154,18 @@ VF_INLINE vf vf_from_f16(const uint16_t *p)
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
 }
 
+VF_INLINE vf vf_from_e4m3(const uint8_t *p)
+{
+    __m128i high = _mm_unpacklo_epi8(_mm_setzero_si128(), _mm_loadl_epi64((const void *)p));
+    __m128i half = _mm_and_si128(_mm_srai_epi16(high, 1), _mm_set1_epi16((short)0xbf80));
+    return (vf)_mm256_cvtph_ps(half);
+}
+
+VF_INLINE vf vf_from_i8(const int8_t *p)
+{
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)));
+}
+
 VF_INLINE vf vf_min(vf x, vf bound)
 {
     return (vf)_mm256_min_ps((__m256)bound, (__m256)x);
@@ -180,6 +208,23 @@ VF_INLINE vf vf_from_f16(const uint16_t *p)
     return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 }
 
+VF_INLINE vf vf_from_e4m3(const uint8_t *p)
+{
+    uint32_t four;
+    memcpy(&four, p, sizeof(four));
+    uint16x4_t high = vshl_n_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))), 8);
+    int16x4_t half =
+        vand_s16(vshr_n_s16(vreinterpret_s16_u16(high), 1), vdup_n_s16((int16_t)0xbf80));
+    return (vf)vcvt_f32_f16(vreinterpret_f16_s16(half));
+}
+
+VF_INLINE vf vf_from_i8(const int8_t *p)
+{
+    uint32_t four;
+    memcpy(&four, p, sizeof(four));
+    return (vf)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four)))));
+}
+
 VF_INLINE vf vf_min(vf x, vf bound)
 {
     return (vf)vminq_f32((float32x4_t)x, (float32x4_t)bound);
@@ -202,6 +247,20 @@ VF_INLINE vf vf_from_int(vi x)
 
 #endif
 
+/* 1 if a byte of the 32 is an E4M3 NaN: all bits but the sign set. */
+VF_INLINE int bytes32_have_nan(const uint8_t *p)
+{
+#if defined(__aarch64__)
+    uint8x16_t mask = vdupq_n_u8(0x7f);
+    uint8x16_t a = vandq_u8(vld1q_u8(p), mask), b = vandq_u8(vld1q_u8(p + 16), mask);
+    return vmaxvq_u8(vmaxq_u8(a, b)) == 0x7f;
+#else
+    __m256i mask = _mm256_set1_epi8(0x7f);
+    __m256i v = _mm256_and_si256(_mm256_loadu_si256((const void *)p), mask);
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(v, mask)) != 0;
+#endif
+}
+
 /* The lane sums of four vectors, each formed in the same order. */
 VF_INLINE vf4 vf_sum4(vf a, vf b, vf c, vf d)
 {
@@ -218,6 +277,32 @@ VF_INLINE vf4 vf_sum4(vf a, vf b, vf c, vf d)
 VF_INLINE float vf_sum(vf a)
 {
     return vf_sum4(a, a, a, a)[0];
+}
+
+/* Lane i of the result is lane i ^ STEP of x. */
+#if VF_LANES == 16
+#define VF_SWAP_(x, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)                                \
+    __builtin_shufflevector(x, x, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
+#define VF_SWAP1(x) VF_SWAP_(x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
+#define VF_SWAP2(x) VF_SWAP_(x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)
+#define VF_SWAP4(x) VF_SWAP_(x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)
+#define VF_SWAP8(x) VF_SWAP_(x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
+#elif VF_LANES == 8
+#define VF_SWAP1(x) __builtin_shufflevector(x, x, 1, 0, 3, 2, 5, 4, 7, 6)
+#define VF_SWAP2(x) __builtin_shufflevector(x, x, 2, 3, 0, 1, 6, 7, 4, 5)
+#define VF_SWAP4(x) __builtin_shufflevector(x, x, 4, 5, 6, 7, 0, 1, 2, 3)
+#else
+#define VF_SWAP1(x) __builtin_shufflevector(x, x, 1, 0, 3, 2)
+#define VF_SWAP2(x) __builtin_shufflevector(x, x, 2, 3, 0, 1)
+#endif
+
+/* Lane i of x with the sign turned where i has the bit `step`. */
+VF_INLINE vf vf_turn(vf x, uint32_t step)
+{
+    float sign[VF_LANES];
+    for (uint32_t i = 0; i < VF_LANES; i++)
+        sign[i] = (i & step) != 0 ? -1.0f : 1.0f;
+    return x * vf_load(sign);
 }
 
 VF_INLINE vf vf_power_of_two(vi n) /* -126 <= n <= 127 */
@@ -271,5 +356,7 @@ VF_INLINE void vf_put(float *p, vf v, uint32_t n)
     else
         vf_store_n(p, v, n);
 }
+
+#endif
 
 #endif

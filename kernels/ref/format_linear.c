@@ -10,6 +10,11 @@
 #define LINEAR_TILE 512 /* weights decoded at a time; a multiple of the eight lanes */
 #define EXL3_ROWS   8u  /* rows of x that share a decoded row of tiles */
 
+static const float *x_row(const struct op_quantised_linear_args *a, uint32_t r)
+{
+    return a->x + (a->x_rows != NULL ? a->x_rows[r] : r) * a->x_stride;
+}
+
 static void row_outs(const void *arg, uint32_t begin, uint32_t end)
 {
     const struct op_quantised_linear_args *a = arg;
@@ -22,7 +27,7 @@ static void row_outs(const void *arg, uint32_t begin, uint32_t end)
             for (uint32_t i = 0; i < w->in; i += LINEAR_TILE) {
                 uint32_t n = w->in - i < LINEAR_TILE ? w->in - i : LINEAR_TILE;
                 op_quantised_row(w, o, i, n, tile);
-                op_lanes_add(&s, tile, a->x + r * a->x_stride + i, n);
+                op_lanes_add(&s, tile, x_row(a, r) + i, n);
             }
             a->y[r * a->y_stride + o] = (float)(op_lanes_sum(&s) + op_quantised_bias(w, o));
         }
@@ -49,7 +54,7 @@ static void exl3_block(const struct op_quantised_linear_args *a, uint32_t out_fi
     for (uint32_t i = 0; i < op_exl3_padded(w->in); i += OP_EXL3_TILE) {
         if (i % OP_EXL3_BLOCK == 0)
             for (uint32_t r = 0; r < rows; r++)
-                rotate_input(w, a->x + (row_first + r) * a->x_stride, i, rotated[r]);
+                rotate_input(w, x_row(a, row_first + r), i, rotated[r]);
         for (uint32_t t = 0; t < OP_EXL3_BLOCK / OP_EXL3_TILE; t++)
             op_exl3_tile(w, i / OP_EXL3_TILE, out_first / OP_EXL3_TILE + t, &d[0][t * OP_EXL3_TILE],
                          OP_EXL3_BLOCK);

@@ -55,6 +55,16 @@ static void run_next(const struct op_quantised *w, uint32_t row, uint32_t end, s
     r->scale = scale_at(s, scale_row * s->stride + scale_column);
 }
 
+float op_quantised_scale(const struct op_quantised *w, uint32_t row, uint32_t column,
+                         uint32_t *ret_end)
+{
+    CHECK(row < w->out && column < w->in);
+    struct run r = {.column = column};
+    run_next(w, row, w->in, &r);
+    *ret_end = r.end;
+    return r.scale;
+}
+
 static void fp8_row(const struct op_quantised *w, uint32_t row, uint32_t first, uint32_t end,
                     float *out)
 {

@@ -4,10 +4,12 @@
 #include <string.h>
 
 #include "kernels/op_dtype.h"
+#include "kernels/op_format.h"
 #include "kernels/ref/op_dot.h"
 #include "lib/base/check.h"
 
-#define LINEAR_TILE 512 /* weights widened at a time; a multiple of the eight lanes */
+#define QUANTISED_BLOCK 128
+#define LINEAR_TILE     512 /* weights widened at a time; a multiple of the eight lanes */
 
 /* Rows named by x_rows (or consecutive) against one weight row; writes y[r * y_stride]. */
 struct linear_row {
@@ -67,10 +69,24 @@ static void linear_outs(const void *arg, uint32_t begin, uint32_t end)
     }
 }
 
+static enum err quantised_rows(const struct op_linear_args *a, const struct op_ctx *ctx)
+{
+    CHECK(a->w.quantised->in == a->in && a->w.quantised->out == a->out);
+    struct op_quantised_linear_args q = {.x = a->x,
+                                         .w = a->w.quantised,
+                                         .y = a->y,
+                                         .rows = a->rows,
+                                         .x_stride = a->x_stride,
+                                         .y_stride = a->y_stride};
+    return op_quantised_linear_ref(&q, ctx);
+}
+
 enum err op_linear_ref(const struct op_linear_args *a, const struct op_ctx *ctx)
 {
     CHECK(a->in > 0);
-    CHECK(a->w.data != NULL);
+    CHECK(a->w.data != NULL || a->w.quantised != NULL);
+    if (a->w.quantised != NULL)
+        return quantised_rows(a, ctx);
     op_for(ctx, a->out, (uint64_t)a->in * a->rows, linear_outs, a);
     return ERR_OK;
 }
@@ -84,7 +100,7 @@ static void grouped_outs(const void *arg, uint32_t begin, uint32_t end)
     for (uint32_t i = begin; i < end; i++) {
         uint32_t expert = i / a->out, o = i % a->out;
         uint32_t first = a->offsets[expert], count = a->offsets[expert + 1] - first;
-        if (count == 0) {
+        if (count == 0 || a->w[expert].quantised != NULL) {
             i += a->out - o - 1;
             continue;
         }
@@ -98,12 +114,49 @@ static void grouped_outs(const void *arg, uint32_t begin, uint32_t end)
     }
 }
 
+/* An item is a block of outputs of one quantised expert: whole blocks, as EXL3 needs. */
+static void grouped_blocks(const void *arg, uint32_t begin, uint32_t end)
+{
+    const struct op_grouped_linear_args *a = arg;
+    uint32_t blocks = (a->out + QUANTISED_BLOCK - 1) / QUANTISED_BLOCK;
+    const struct op_ctx one = {NULL, NULL};
+    for (uint32_t i = begin; i < end; i++) {
+        uint32_t expert = i / blocks, o = i % blocks * QUANTISED_BLOCK;
+        uint32_t outs = a->out - o < QUANTISED_BLOCK ? a->out - o : QUANTISED_BLOCK;
+        uint32_t first = a->offsets[expert], count = a->offsets[expert + 1] - first;
+        struct op_quantised piece;
+        if (count == 0 || a->w[expert].quantised == NULL)
+            continue;
+        CHECK(op_quantised_cut(a->w[expert].quantised, o, outs, 0, a->in, &piece) == ERR_OK);
+        struct op_quantised_linear_args q = {.x = a->x_rows != NULL ? a->x
+                                                                    : a->x + first * a->x_stride,
+                                             .x_rows = a->x_rows != NULL ? a->x_rows + first : NULL,
+                                             .w = &piece,
+                                             .y = a->y + first * a->y_stride + o,
+                                             .rows = count,
+                                             .x_stride = a->x_stride,
+                                             .y_stride = a->y_stride};
+        CHECK(op_quantised_linear_ref(&q, &one) == ERR_OK);
+    }
+}
+
+static enum err grouped_quantised(const struct op_grouped_linear_args *a, const struct op_ctx *ctx)
+{
+    uint32_t blocks = (a->out + QUANTISED_BLOCK - 1) / QUANTISED_BLOCK;
+    uint64_t cost = (uint64_t)a->in * QUANTISED_BLOCK * a->pairs_max / a->experts + 1;
+    op_for(ctx, a->experts * blocks, cost, grouped_blocks, a);
+    return ERR_OK;
+}
+
 enum err op_grouped_linear_ref(const struct op_grouped_linear_args *a, const struct op_ctx *ctx)
 {
     CHECK(a->in > 0);
     CHECK(a->experts > 0 && a->experts <= OP_EXPERTS_MAX);
     uint64_t cost = (uint64_t)a->in * a->pairs_max / a->experts + 1;
     op_for(ctx, a->experts * a->out, cost, grouped_outs, a);
+    for (uint32_t e = 0; e < a->experts; e++)
+        if (a->w[e].quantised != NULL)
+            return grouped_quantised(a, ctx);
     return ERR_OK;
 }
 

@@ -163,7 +163,7 @@ static void bind_one(void *arg, const struct weights_want *want)
     const struct safetensors_tensor *t = find(b, want);
     CHECK(t != NULL);
     if (stays_mapped(b, want, t)) {
-        *want->matrix = (struct op_weight){t->data, dtype_of(t)};
+        *want->matrix = (struct op_weight){.data = t->data, .dtype = dtype_of(t)};
     } else if (want->vector != NULL && *want->vector != NULL) {
         widen_tensor(t, *want->vector);
     } else {
@@ -172,7 +172,7 @@ static void bind_one(void *arg, const struct weights_want *want)
         CHECK(b->floats <= b->weights->pool_floats);
         widen_tensor(t, out);
         if (want->matrix != NULL)
-            *want->matrix = (struct op_weight){out, OP_F32};
+            *want->matrix = (struct op_weight){.data = out, .dtype = OP_F32};
         else
             *want->vector = out;
     }

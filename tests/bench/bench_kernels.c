@@ -18,6 +18,7 @@
 void openblas_set_num_threads(int threads);
 #endif
 
+#include "kernels/op_format.h"
 #include "kernels/op_table.h"
 #include "lib/base/rng.h"
 #include "lib/model/cpu_pool.h"
@@ -174,7 +175,7 @@ static void bench_gemv(enum op_dtype dtype, const struct op_ctx *ctx, int thread
     uint32_t in = 4096, out = (uint32_t)(GEMV_BYTES / in / (dtype == OP_F32 ? 4 : 2));
     float *x = random_floats(in, &rng), *y = random_floats(out, &rng);
     void *w = random_weights((size_t)in * out, dtype, &rng);
-    struct linear l = {ctx, {x, {w, dtype}, y, 1, in, out, in, out}};
+    struct linear l = {ctx, {x, {w, dtype, NULL}, y, 1, in, out, in, out}};
     static struct sum sum;
     sum.ctx = ctx;
     sum.words = w;
@@ -188,6 +189,68 @@ static void bench_gemv(enum op_dtype dtype, const struct op_ctx *ctx, int thread
     free(x);
     free(y);
     free(w);
+}
+
+/* A quantised weight of about GEMV_BYTES with random bits that no format forbids. */
+static struct op_quantised make_quantised(enum op_format format, uint32_t in, struct rng *rng)
+{
+    struct op_quantised w = {.format = format, .in = in, .global = 1, .half_bits = 8};
+    bool fp4 = format == OP_FORMAT_NVFP4, exl3 = format == OP_FORMAT_EXL3;
+    uint32_t shared = fp4 ? 16 : format == OP_FORMAT_MXFP8 ? 32 : 128;
+    w.codebook = OP_CODEBOOK_MCG;
+    w.out = (uint32_t)(GEMV_BYTES / in) * (fp4 || exl3 ? 2 : 1);
+    w.row_bytes = exl3 ? (uint64_t)w.out * 8 : fp4 ? in / 2 : in;
+    uint8_t *codes = aligned_alloc(64, GEMV_BYTES);
+    size_t scales = (size_t)w.out * in / shared;
+    uint8_t *s = malloc(scales * 4);
+    uint16_t *sides = malloc(((size_t)in + w.out) * 2);
+    if (codes == NULL || s == NULL || sides == NULL)
+        abort();
+    for (size_t i = 0; i < GEMV_BYTES; i++)
+        codes[i] = (uint8_t)(rng_below(rng, 256) & (fp4 || exl3 ? 0xffu : 0xf7u));
+    memset(s, format == OP_FORMAT_FP8 ? 0x3c : 0x38, scales * 4);
+    for (size_t i = 0; i < (size_t)in + w.out; i++)
+        sides[i] = 0x3c00;
+    w.codes = codes;
+    w.suh = sides;
+    w.svh = sides + in;
+    w.scales.data = s;
+    w.scales.dtype = fp4 ? OP_SCALE_E4M3 : shared == 32 ? OP_SCALE_E8M0 : OP_SCALE_F32;
+    w.scales.rows_shared = shared == 128 ? 128 : 1;
+    w.scales.columns_shared = shared;
+    w.scales.stride = in / shared;
+    return w;
+}
+
+static void bench_quantised(enum op_format format, const char *format_name,
+                            const struct op_ctx *ctx, int threads)
+{
+    char name[64];
+    snprintf(name, sizeof(name), "gemv_%s_threads%d", format_name, threads);
+    if (!wanted(name))
+        return;
+    struct rng rng;
+    rng_init(&rng, 3);
+    uint32_t in = 4096;
+    struct op_quantised w = make_quantised(format, in, &rng);
+    float *x = random_floats(in, &rng), *y = random_floats(w.out, &rng);
+    struct linear l = {ctx, {x, {NULL, OP_F32, &w}, y, 1, in, w.out, in, w.out}};
+    static struct sum sum;
+    sum.ctx = ctx;
+    sum.words = (const uint64_t *)(const void *)w.codes;
+    sum.count = GEMV_BYTES / 8;
+    double subject, limit;
+    double share =
+        compare((struct side){run_linear, &l}, (struct side){run_sum, &sum}, &subject, &limit);
+    printf("%-24s %7.2f GB/s, read %7.2f GB/s, share %.3f, %.2f G weights/s\n", name,
+           GEMV_BYTES / subject * 1e-9, GEMV_BYTES / limit * 1e-9, share,
+           (double)w.out * in / subject * 1e-9);
+    fflush(stdout);
+    free(x);
+    free(y);
+    free((void *)(uintptr_t)w.codes);
+    free((void *)(uintptr_t)w.scales.data);
+    free((void *)(uintptr_t)w.suh);
 }
 
 #ifdef HAVE_OPENBLAS
@@ -222,7 +285,7 @@ static void bench_gemm(enum op_dtype dtype, uint32_t rows, const struct op_ctx *
     rng_init(&rng, 2);
     float *x = random_floats((size_t)rows * in, &rng), *y = random_floats((size_t)rows * out, &rng);
     void *w = random_weights((size_t)in * out, dtype, &rng);
-    struct linear l = {ctx, {x, {w, dtype}, y, rows, in, out, in, out}};
+    struct linear l = {ctx, {x, {w, dtype, NULL}, y, rows, in, out, in, out}};
     struct side other = {run_nothing, NULL};
 #ifdef HAVE_OPENBLAS
     float *wide = random_floats((size_t)in * out, &rng);
@@ -280,6 +343,10 @@ int main(int argc, char **argv)
         bench_gemv(OP_BF16, ctx, threads);
         bench_gemv(OP_F16, ctx, threads);
         bench_gemv(OP_F32, ctx, threads);
+        bench_quantised(OP_FORMAT_FP8, "fp8", ctx, threads);
+        bench_quantised(OP_FORMAT_MXFP8, "mxfp8", ctx, threads);
+        bench_quantised(OP_FORMAT_NVFP4, "nvfp4", ctx, threads);
+        bench_quantised(OP_FORMAT_EXL3, "exl3_mcg_k4", ctx, threads);
         bench_gemm(OP_BF16, 512, ctx, threads);
         bench_gemm(OP_F32, 512, ctx, threads);
         bench_gemm(OP_BF16, 4, ctx, threads);

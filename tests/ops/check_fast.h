@@ -61,14 +61,14 @@ static inline struct op_weight fast_weight(struct check *k, size_t count, enum o
 {
     float *wide = check_random(k, count, rng, 1);
     if (dtype == OP_F32)
-        return (struct op_weight){wide, OP_F32};
+        return (struct op_weight){.data = wide, .dtype = OP_F32};
     uint16_t *narrow = check_words(k, (count + 1) / 2);
     for (size_t i = 0; i < count; i++) {
         uint32_t bits, half = 0x2c00u + rng_below(rng, 0x1000);
         memcpy(&bits, &wide[i], sizeof(bits));
         narrow[i] = (uint16_t)(dtype == OP_BF16 ? bits >> 16 : (bits >> 16 & 0x8000u) | half);
     }
-    return (struct op_weight){narrow, dtype};
+    return (struct op_weight){.data = narrow, .dtype = dtype};
 }
 
 /* |have - want| <= bound * max(floor, |want|) everywhere, NaN in the same places. */

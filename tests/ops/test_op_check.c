@@ -32,7 +32,7 @@ static struct op_weight make_weight(struct check *k, size_t count, enum op_dtype
 {
     float *wide = check_random(k, count, rng, 2);
     if (dtype == OP_F32)
-        return (struct op_weight){wide, OP_F32};
+        return (struct op_weight){.data = wide, .dtype = OP_F32};
     uint16_t *narrow = check_words(k, (count + 1) / 2);
     for (size_t i = 0; i < count; i++) {
         uint32_t bits;
@@ -40,7 +40,7 @@ static struct op_weight make_weight(struct check *k, size_t count, enum op_dtype
         narrow[i] = dtype == OP_BF16 ? (uint16_t)(bits >> 16)
                                      : (uint16_t)((bits >> 16 & 0x8000) | rng_below(rng, 0x7c00));
     }
-    return (struct op_weight){narrow, dtype};
+    return (struct op_weight){.data = narrow, .dtype = dtype};
 }
 
 static void linear_case(struct rng *rng, enum op_dtype dtype, uint32_t rows, uint32_t in,

@@ -51,7 +51,7 @@ static void mhc_case(int n)
 #define NAME(tail) (snprintf(name, sizeof(name), "mhc%d." tail, n), name)
     float *pre = check_words(&k, 24), *post = check_words(&k, 24), *mix = check_words(&k, 96);
     float *x = check_words(&k, 6 * 64), *h = check_load(&k, golden, NAME("h"));
-    struct op_weight fn = {check_load(&k, golden, NAME("fn")), OP_F32};
+    struct op_weight fn = {.data = check_load(&k, golden, NAME("fn")), .dtype = OP_F32};
     float *scale = check_load(&k, golden, NAME("scale"));
     float *base = check_load(&k, golden, NAME("base"));
     CHECK_RUN(&k, &table, mhc_pre, .h = h, .fn = fn, .scale = scale, .base = base, .pre = pre,

@@ -13,6 +13,7 @@
 
 #include "kvmgr/km_arena.h"
 #include "kvmgr/km_audit.h"
+#include "kvmgr/km_event.h"
 #include "lib/base/rng.h"
 
 #define SLOTS 5u
@@ -106,7 +107,7 @@ static struct kv_layout make_used(void)
     memset(hashes, 0x77, sizeof(hashes));
     km_arena_blocks_writing(a, blocks, 5);
     km_arena_blocks_commit(a, blocks, 2, 0, &parent, hashes);
-    km_arena_slots_writing(a, &slot, 1);
+    km_arena_slots_writing(a, &slot, 1, false);
     km_arena_close(&a);
     assert_null(a);
     return layout;
@@ -200,7 +201,8 @@ static void good_file_is_adopted(void **state)
     struct km_arena_report report;
     struct km_arena *a = open_good(&o, &report);
     assert_true(report.adopted);
-    assert_int_equal(report.blocks_freed, 5);
+    assert_int_equal(report.blocks_freed, 3);
+    assert_int_equal(report.blocks_found, 2);
     assert_int_equal(report.headers_broken, 0);
     assert_int_equal(km_arena_layout(a)->block_count, layout.block_count);
     assert_int_equal(stat(path, &after), 0);
@@ -209,8 +211,9 @@ static void good_file_is_adopted(void **state)
     audit = audit_now();
     assert_true(km_audit_sound(&audit));
     assert_int_equal(audit.superblock.epoch, 2);
-    assert_int_equal(audit.blocks_by_state[KV_FREE], 5);
-    assert_int_equal(audit.blocks_by_state[KV_WRITING] + audit.blocks_by_state[KV_COMMITTED], 0);
+    assert_int_equal(audit.blocks_by_state[KV_FREE], 3);
+    assert_int_equal(audit.blocks_by_state[KV_WRITING], 0);
+    assert_int_equal(audit.blocks_by_state[KV_COMMITTED], 2);
     assert_int_equal(audit.slots_by_state[KV_WRITING], 0);
 }
 
@@ -242,7 +245,8 @@ static void broken_headers_are_freed_and_counted(void **state)
     struct km_arena *a = open_good(&o, &report);
     assert_true(report.adopted);
     assert_int_equal(report.headers_broken, 3);
-    assert_int_equal(report.blocks_freed, 4);
+    assert_int_equal(report.blocks_freed, 3);
+    assert_int_equal(report.blocks_found, 1);
     km_arena_close(&a);
     audit = audit_now();
     assert_true(km_audit_sound(&audit));
@@ -433,6 +437,106 @@ static void random_damage_is_survived(void **state)
     }
 }
 
+/* Six committed blocks in a chain and the snapshot at its end. */
+static struct kv_layout make_chain(void)
+{
+    struct km_arena_options o = options_of(1);
+    struct km_arena_report report;
+    struct km_arena *a = open_good(&o, &report);
+    struct kv_layout layout = *km_arena_layout(a);
+    uint32_t blocks[] = {9, 4, 12, 5, 30, 31}, slot = SLOTS - 1;
+    struct hash128 parent = {{0}}, hashes[6];
+    for (uint32_t i = 0; i < 6; i++)
+        memset(&hashes[i], 0x60 + (int)i, sizeof(hashes[i]));
+    km_arena_blocks_writing(a, blocks, 6);
+    km_arena_blocks_commit(a, blocks, 6, 0, &parent, hashes);
+    km_arena_slots_writing(a, &slot, 1, true);
+    km_arena_snapshot_commit(a, slot, 6 * 64, &hashes[5]);
+    km_arena_close(&a);
+    return layout;
+}
+
+static struct km_arena_report reopen(uint32_t *ret_found, uint32_t *ret_snapshots)
+{
+    struct km_arena_options o = options_of(2);
+    struct km_arena_report report;
+    struct km_arena *a = open_good(&o, &report);
+    assert_true(report.adopted);
+    struct km_arena_found found = km_arena_found(a);
+    for (uint32_t i = 1; i < found.block_count; i++)
+        assert_true(found.blocks[i].position > found.blocks[i - 1].position);
+    *ret_found = found.block_count;
+    *ret_snapshots = found.snapshot_count;
+    km_arena_close(&a);
+    struct km_audit audit = audit_now();
+    assert_true(km_audit_sound(&audit));
+    return report;
+}
+
+/* Any bit of any header byte: that block is dropped, the others are found. */
+static void one_bit_costs_one_block(void **state)
+{
+    uint32_t found, snapshots;
+    (void)make_chain();
+    (void)reopen(&found, &snapshots);
+    assert_int_equal(found, 6);
+    assert_int_equal(snapshots, 1);
+    struct km_audit audit = audit_now();
+    assert_true(km_audit_chained(&audit));
+    assert_int_equal(audit.chained, 6);
+    assert_int_equal(audit.snapshots, 1);
+    unlink(path);
+    for (uint32_t byte = 0; byte < KV_HEADER_BYTES; byte++) {
+        struct kv_layout layout = make_chain();
+        flip(layout.block_headers_at + 12 * KV_HEADER_BYTES + byte, (uint8_t)(1u << byte % 8));
+        audit = audit_now();
+        assert_false(km_audit_sound(&audit));
+        assert_int_equal(audit.unchained, 3); /* what lay behind it */
+        assert_int_equal(reopen(&found, &snapshots).headers_broken, 1);
+        assert_int_equal(found, 5);
+        assert_int_equal(snapshots, 1);
+        unlink(path);
+        layout = make_chain();
+        flip(layout.slot_headers_at + (SLOTS - 1) * KV_HEADER_BYTES + byte,
+             (uint8_t)(1u << byte % 8));
+        assert_int_equal(reopen(&found, &snapshots).headers_broken, 1);
+        assert_int_equal(found, 6);
+        assert_int_equal(snapshots, 0);
+        unlink(path);
+    }
+}
+
+/* Headers that are whole and lie: of a later epoch, of a position that cannot be. */
+static void whole_headers_that_lie(void **state)
+{
+    uint32_t found, snapshots;
+    for (uint32_t kind = 0; kind < 3; kind++) {
+        struct kv_layout layout = make_chain();
+        struct kv_block_header h;
+        uint64_t at = layout.block_headers_at + 30 * KV_HEADER_BYTES;
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        assert_int_equal(pread(fd, &h, sizeof(h), (off_t)at), sizeof(h));
+        close(fd);
+        if (kind == 0)
+            h.epoch = 2;
+        else if (kind == 1)
+            h.position = UINT32_MAX;
+        else
+            h.state = KV_WRITING;
+        kv_block_header_seal(&h);
+        poke(at, &h, sizeof(h));
+        struct km_arena_report report = reopen(&found, &snapshots);
+        assert_int_equal(found, 5);
+        assert_int_equal(report.headers_broken, kind == 0);
+        unlink(path);
+    }
+    struct kv_layout layout = make_chain();
+    uint8_t half[KV_HEADER_BYTES / 2] = {0}; /* torn: half of it is of another time */
+    poke(layout.block_headers_at + 30 * KV_HEADER_BYTES, half, sizeof(half));
+    assert_int_equal(reopen(&found, &snapshots).headers_broken, 1);
+    assert_int_equal(found, 5);
+}
+
 static void default_paths_differ_by_run_dir(void **state)
 {
     char a[KM_ARENA_PATH_BYTES], b[KM_ARENA_PATH_BYTES], c[KM_ARENA_PATH_BYTES], sub[160];
@@ -466,6 +570,8 @@ int main(void)
         CASE(one_owner_at_a_time),
         CASE(impossible_sizes_are_refused),
         CASE(random_damage_is_survived),
+        CASE(one_bit_costs_one_block),
+        CASE(whole_headers_that_lie),
         CASE(default_paths_differ_by_run_dir),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -131,6 +131,9 @@ static void step(struct world *w, struct km_event event)
                 w->session = action->u.session;
                 snprintf(w->sid, sizeof(w->sid), "%s", action->u.session.sid);
                 break;
+            case KM_ACTION_STORE:
+                fail_msg("there is no tier");
+                break;
             case KM_ACTION_TRACE:
                 w->traces++;
                 break;
@@ -234,8 +237,10 @@ static uint32_t extend_code(struct world *w, uint32_t peer, uint64_t lease, uint
 static void commit(struct world *w, uint32_t peer, uint64_t lease, uint32_t first, uint32_t count)
 {
     struct hash128 hashes[BLOCKS];
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) { /* nothing in common with other leases */
         memset(&hashes[i], (int)(first + i + 1), sizeof(hashes[i]));
+        memcpy(&hashes[i], &lease, sizeof(lease));
+    }
     struct msg m = {.type = MSG_KV_COMMIT};
     m.u.kv_commit =
         (struct msg_kv_commit){lease, first, (first + count) * TOKENS + 3, count, hashes};
@@ -365,7 +370,8 @@ static void old_epochs_and_strangers_are_told(void **state)
     m = (struct msg){.type = MSG_KV_SNAPSHOT};
     m.u.kv_snapshot.lease = lease;
     send_msg(&w, 0, &m);
-    assert_int_equal(km_core_stats(w.core)->snapshots, 1);
+    assert_int_equal(w.last.u.kv_snapshot_reply.code, ERR_INVALID); /* no slot was granted */
+    assert_int_equal(km_core_stats(w.core)->snapshots_refused, 1);
     m = (struct msg){.type = MSG_TOKENS_EMITTED};
     send_msg(&w, 0, &m);
     assert_int_equal(km_core_stats(w.core)->refused, 1);

@@ -18,18 +18,42 @@ static struct msg_id request_of(uint32_t n)
 
 static struct km_pool *pool_of(uint32_t blocks, uint32_t slots)
 {
-    struct km_pool_options options = {blocks, slots, 7};
+    struct km_pool_options options = {.block_count = blocks,
+                                      .slot_count = slots,
+                                      .epoch = 7,
+                                      .snapshot_count = 4,
+                                      .block_tokens = 16,
+                                      .sessions_max = 16,
+                                      .tenants_max = 4};
     struct km_pool *p = NULL;
     assert_int_equal(km_pool_create(&options, &p), ERR_OK);
     return p;
 }
 
+static enum err open_code(struct km_pool *p, uint32_t request, uint32_t wanted,
+                          uint32_t *ret_blocks, struct km_lease **ret_lease)
+{
+    struct km_pool_open open = {
+        .request = request_of(request), .blocks_wanted = wanted, .shared_tail = KM_NONE};
+    return km_pool_open(p, &open, ret_blocks, ret_lease);
+}
+
+/* Ends the lease and takes what it freed. */
+static uint32_t release_some(struct km_pool *p, struct km_lease *lease, uint32_t *ret_blocks)
+{
+    km_pool_release(p, lease, KM_RELEASE_KEEP);
+    struct km_pool_scratch *scratch = km_pool_scratch(p);
+    uint32_t count = scratch->freed_count;
+    memcpy(ret_blocks, scratch->freed, count * sizeof(uint32_t));
+    scratch->freed_count = scratch->slots_count = 0;
+    return count;
+}
+
 static struct km_lease *open_some(struct km_pool *p, uint32_t request, uint32_t wanted,
                                   uint32_t *ret_blocks)
 {
-    struct msg_id id = request_of(request);
     struct km_lease *lease = NULL;
-    assert_int_equal(km_pool_open(p, 0, &id, wanted, 1, ret_blocks, &lease), ERR_OK);
+    assert_int_equal(open_code(p, request, wanted, ret_blocks, &lease), ERR_OK);
     return lease;
 }
 
@@ -47,17 +71,16 @@ static void open_and_release_balance(void **state)
     assert_int_equal(c.blocks_leased, 9);
     assert_int_equal(c.slots_free, 1);
 
-    struct msg_id third = request_of(3);
     struct km_lease *none = NULL;
-    assert_int_equal(km_pool_open(p, 0, &third, 2, 1, a, &none), ERR_KV_FULL);
+    assert_int_equal(open_code(p, 3, 2, a, &none), ERR_KV_FULL);
     assert_null(none);
     assert_int_equal(km_pool_counts(p).slots_free, 1); /* nothing was taken */
 
     uint64_t id = first->id;
-    assert_int_equal(km_pool_release(p, first, freed), 4);
+    assert_int_equal(release_some(p, first, freed), 4);
     assert_memory_equal(freed, a, 4 * sizeof(uint32_t));
     assert_null(km_pool_find(p, 0, id));
-    assert_int_equal(km_pool_release(p, second, freed), 5);
+    assert_int_equal(release_some(p, second, freed), 5);
     c = km_pool_counts(p);
     assert_int_equal(c.blocks_free, 10);
     assert_int_equal(c.slots_free, 3);
@@ -72,11 +95,10 @@ static void slots_run_out_before_blocks(void **state)
     struct km_pool *p = pool_of(10, 1);
     uint32_t blocks[10];
     struct km_lease *lease = open_some(p, 1, 1, blocks);
-    struct msg_id id = request_of(2);
     struct km_lease *none = NULL;
-    assert_int_equal(km_pool_open(p, 0, &id, 1, 1, blocks, &none), ERR_KV_FULL);
-    (void)km_pool_release(p, lease, blocks);
-    assert_int_equal(km_pool_open(p, 0, &id, 1, 1, blocks, &none), ERR_OK);
+    assert_int_equal(open_code(p, 2, 1, blocks, &none), ERR_KV_FULL);
+    (void)release_some(p, lease, blocks);
+    assert_int_equal(open_code(p, 2, 1, blocks, &none), ERR_OK);
     km_pool_destroy(&p);
 }
 
@@ -109,34 +131,33 @@ static void extend_is_idempotent(void **state)
 static void commit_goes_forward_only(void **state)
 {
     struct km_pool *p = pool_of(8, 1);
-    uint32_t blocks[8], got[8], first, count;
-    struct hash128 hashes[8], parent;
+    uint32_t blocks[8], got[8];
+    struct hash128 hashes[8];
+    struct km_committed done;
     for (uint32_t i = 0; i < 8; i++)
         memset(&hashes[i], (int)i + 1, sizeof(hashes[i]));
     struct hash128 zero = {{0}};
     struct km_lease *lease = open_some(p, 1, 6, blocks);
-    assert_int_equal(km_pool_commit(p, lease, 0, hashes, 2, got, &first, &count, &parent), ERR_OK);
-    assert_int_equal(first, 0);
-    assert_int_equal(count, 2);
-    assert_memory_equal(&parent, &zero, sizeof(zero));
+    assert_int_equal(km_pool_commit(p, lease, 0, hashes, 2, got, &done), ERR_OK);
+    assert_int_equal(done.first, 0);
+    assert_int_equal(done.count, 2);
+    assert_int_equal(done.fresh, 0);
+    assert_memory_equal(&done.parent, &zero, sizeof(zero));
     assert_memory_equal(got, blocks, 2 * sizeof(uint32_t));
     /* Overlapping: only what is new. */
-    assert_int_equal(km_pool_commit(p, lease, 1, hashes + 1, 3, got, &first, &count, &parent),
-                     ERR_OK);
-    assert_int_equal(first, 2);
-    assert_int_equal(count, 2);
-    assert_memory_equal(&parent, &hashes[1], sizeof(parent));
+    assert_int_equal(km_pool_commit(p, lease, 1, hashes + 1, 3, got, &done), ERR_OK);
+    assert_int_equal(done.first, 2);
+    assert_int_equal(done.skip, 1);
+    assert_int_equal(done.count, 2);
+    assert_memory_equal(&done.parent, &hashes[1], sizeof(done.parent));
     assert_memory_equal(got, blocks + 2, 2 * sizeof(uint32_t));
     /* All known, a gap, beyond the end. */
-    assert_int_equal(km_pool_commit(p, lease, 0, hashes, 2, got, &first, &count, &parent), ERR_OK);
-    assert_int_equal(count, 0);
-    assert_int_equal(km_pool_commit(p, lease, 5, hashes, 1, got, &first, &count, &parent),
+    assert_int_equal(km_pool_commit(p, lease, 0, hashes, 2, got, &done), ERR_OK);
+    assert_int_equal(done.count, 0);
+    assert_int_equal(km_pool_commit(p, lease, 5, hashes, 1, got, &done), ERR_INVALID);
+    assert_int_equal(km_pool_commit(p, lease, 4, hashes, 3, got, &done), ERR_INVALID);
+    assert_int_equal(km_pool_commit(p, lease, UINT32_MAX, hashes, UINT32_MAX, got, &done),
                      ERR_INVALID);
-    assert_int_equal(km_pool_commit(p, lease, 4, hashes, 3, got, &first, &count, &parent),
-                     ERR_INVALID);
-    assert_int_equal(
-        km_pool_commit(p, lease, UINT32_MAX, hashes, UINT32_MAX, got, &first, &count, &parent),
-        ERR_INVALID);
     assert_int_equal(lease->committed_count, 4);
     km_pool_audit(p);
     km_pool_destroy(&p);
@@ -168,7 +189,7 @@ static void used_blocks_come_first(void **state)
         struct km_lease *lease = open_some(p, i, 4, blocks);
         for (uint32_t k = 0; k < 4; k++)
             assert_true(blocks[k] < 4);
-        (void)km_pool_release(p, lease, blocks);
+        (void)release_some(p, lease, blocks);
     }
     km_pool_destroy(&p);
 }
@@ -184,11 +205,10 @@ static void random_leases_balance(void **state)
         struct km_lease *lease = km_pool_lease_at(p, rng_below(&rng, SLOTS));
         uint32_t wanted = 1 + rng_below(&rng, 20);
         if (!lease) {
-            struct msg_id id = request_of(++requests);
-            if (km_pool_open(p, 0, &id, wanted, step, blocks, &lease) == ERR_OK)
+            if (open_code(p, ++requests, wanted, blocks, &lease) == ERR_OK)
                 held += wanted;
         } else if (rng_below(&rng, 3) == 0) {
-            held -= km_pool_release(p, lease, blocks);
+            held -= release_some(p, lease, blocks);
         } else if (km_pool_extend(p, lease, lease->block_count, wanted, blocks) == ERR_OK) {
             held += wanted;
         }
@@ -199,7 +219,7 @@ static void random_leases_balance(void **state)
     for (uint32_t i = 0; i < SLOTS; i++) {
         struct km_lease *lease = km_pool_lease_at(p, i);
         if (lease)
-            (void)km_pool_release(p, lease, blocks);
+            (void)release_some(p, lease, blocks);
     }
     assert_int_equal(km_pool_counts(p).blocks_free, BLOCKS);
     km_pool_audit(p);

@@ -150,6 +150,8 @@ static int setup(void **state)
     p->arena_bytes = 4u << 20;
     p->block_tokens = 16;
     p->slots_spare = 2;
+    p->snapshots_max = 8;
+    p->session_percent = p->tenant_percent = 100;
     p->sessions_max = 16;
     p->session_ttl_s = 100;
     r->loop = loop_create();
@@ -270,7 +272,9 @@ static void a_worker_is_served_and_a_session_mapped(void **state)
     const struct msg_kv_attach_reply *reply = attach(r, 1, 1000);
     assert_int_equal(reply->code, ERR_OK);
     assert_string_equal(reply->arena_path, r->arena_path);
-    assert_int_equal(reply->slot_count, 6);
+    assert_int_equal(reply->live_slots, 6);
+    assert_int_equal(reply->slot_count, 14);
+    assert_int_equal(reply->granted_count, 2);
     /* The worker plans the same layout from the answer. */
     struct kv_geometry g = {.dsa_layers = 2,
                             .latent_dim = 16,
@@ -291,7 +295,8 @@ static void a_worker_is_served_and_a_session_mapped(void **state)
 
     uint64_t lease = open_lease(r, epoch, 3, 1);
     struct hash128 hashes[2];
-    memset(hashes, 0x42, sizeof(hashes));
+    memset(&hashes[0], 0x42, sizeof(hashes[0]));
+    memset(&hashes[1], 0x43, sizeof(hashes[1]));
     r->asked = (struct msg){.type = MSG_KV_COMMIT, .epoch = epoch};
     r->asked.u.kv_commit = (struct msg_kv_commit){lease, 0, 33, 2, hashes};
     ask_send(r);
@@ -359,6 +364,112 @@ static void a_restart_adopts_the_arena(void **state)
     (void)open_lease(r, epoch + 1, 2, 1);
 }
 
+static void hashes_fill(struct hash128 *hashes, uint32_t count, uint8_t seed)
+{
+    for (uint32_t i = 0; i < count; i++)
+        memset(&hashes[i], (int)(seed + i), sizeof(hashes[i]));
+}
+
+static const struct msg_kv_open_reply *open_reusing(struct rig *r, uint32_t epoch, uint8_t request,
+                                                    const struct hash128 *hashes, uint32_t count)
+{
+    r->asked = (struct msg){.type = MSG_KV_OPEN, .epoch = epoch, .id = {{request}}};
+    r->asked.u.kv_open = (struct msg_kv_open){.session_key = SESSION_KEY,
+                                              .prompt_count = 16 * count + 1,
+                                              .blocks_wanted = count + 1,
+                                              .hash_count = count,
+                                              .hashes = hashes,
+                                              .reuse_max = 16 * count};
+    return &ask(r, MSG_KV_OPEN_REPLY)->u.kv_open_reply;
+}
+
+/* One turn with its state kept; its blocks and snapshot hold a pattern of the seed. */
+static void one_turn(struct rig *r, const struct msg_kv_attach_reply *attached, uint8_t request,
+                     const struct hash128 *hashes, uint32_t count)
+{
+    uint32_t epoch = attached->epoch, slot;
+    assert_true(attached->granted_count > 0);
+    slot = attached->granted[0];
+    const struct msg_kv_open_reply *reply = open_reusing(r, epoch, request, hashes, count);
+    assert_int_equal(reply->code, ERR_OK);
+    uint64_t lease = reply->lease;
+    r->asked = (struct msg){.type = MSG_KV_COMMIT, .epoch = epoch};
+    r->asked.u.kv_commit = (struct msg_kv_commit){lease, 0, 16 * count + 1, count, hashes};
+    ask_send(r);
+    r->asked = (struct msg){.type = MSG_KV_SNAPSHOT, .epoch = epoch};
+    r->asked.u.kv_snapshot = (struct msg_kv_snapshot){lease, 16 * count, hashes[count - 1], slot};
+    assert_int_equal(ask(r, MSG_KV_SNAPSHOT_REPLY)->u.kv_snapshot_reply.code, ERR_OK);
+    r->asked = (struct msg){.type = MSG_KV_RELEASE, .epoch = epoch};
+    r->asked.u.kv_release = (struct msg_kv_release){lease, 16 * count + 1, true};
+    ask_send(r);
+    r->asked = (struct msg){.type = MSG_KV_PING};
+    r->asked.u.kv_ping.incarnation = 1;
+    assert_int_equal(ask(r, MSG_KV_STATE)->u.kv_state.blocks_cached, count);
+}
+
+static void a_restart_finds_the_cache(void **state)
+{
+    struct rig *r = *state;
+    struct hash128 hashes[5];
+    hashes_fill(hashes, 5, 1);
+    one_turn(r, attach(r, 1, 1000), 1, hashes, 5);
+    km_shell_destroy(&r->shell);
+    struct km_audit audit;
+    assert_int_equal(km_audit_read(r->arena_path, &audit, NULL), ERR_OK);
+    assert_true(km_audit_sound(&audit));
+    assert_int_equal(audit.blocks_by_state[KV_COMMITTED], 5);
+    assert_true(km_audit_chained(&audit));
+    assert_int_equal(audit.snapshots, 1);
+    shell_start(r);
+    const struct msg_kv_attach_reply *attached = attach(r, 2, 1000);
+    const struct msg_kv_open_reply *reply = open_reusing(r, attached->epoch, 2, hashes, 5);
+    assert_int_equal(reply->code, ERR_OK);
+    assert_int_equal(reply->reusable_tokens, 80);
+    assert_true(reply->snapshot_slot >= 6);
+}
+
+static void wait_stopped(struct rig *r)
+{
+    km_shell_stop(r->shell);
+    r->want = MSG_NONE;
+    loop_run(r->loop);
+    assert_false(r->gave_up);
+}
+
+/* After a reboot there is no arena: the tier has what was flushed. */
+static void a_reboot_finds_the_tier(void **state)
+{
+    struct rig *r = *state;
+    struct hash128 hashes[5];
+    hashes_fill(hashes, 5, 1);
+    km_shell_destroy(&r->shell);
+    snprintf(r->params.kv_store_dir, sizeof(r->params.kv_store_dir), "%s/store", r->dir);
+    r->params.kv_store_bytes = 64u << 20;
+    r->params.kv_store_objects = 1000;
+    shell_start(r);
+    one_turn(r, attach(r, 1, 1000), 1, hashes, 5);
+    wait_stopped(r);
+    km_shell_destroy(&r->shell);
+    assert_int_equal(unlink(r->arena_path), 0);
+    shell_start(r);
+    const struct msg_kv_attach_reply *attached = attach(r, 2, 1000);
+    uint32_t epoch = attached->epoch;
+    for (uint32_t i = 0; i < 100; i++) { /* the listing of the tier takes a moment */
+        const struct msg_kv_open_reply *reply =
+            open_reusing(r, epoch, (uint8_t)(10 + i), hashes, 5);
+        assert_int_equal(reply->code, ERR_OK);
+        if (reply->reusable_tokens == 80)
+            return;
+        r->asked = (struct msg){.type = MSG_KV_RELEASE, .epoch = epoch};
+        r->asked.u.kv_release.lease = reply->lease;
+        ask_send(r);
+        loop_timer_start(r->nap, 10000, false);
+        r->want = MSG_NONE;
+        loop_run(r->loop);
+    }
+    fail_msg("nothing came from the tier");
+}
+
 static void an_arena_too_small_is_said_with_numbers(void **state)
 {
     struct rig *r = *state;
@@ -405,6 +516,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(a_worker_is_served_and_a_session_mapped),
         CASE(a_restart_adopts_the_arena),
+        CASE(a_restart_finds_the_cache),
+        CASE(a_reboot_finds_the_tier),
         CASE(an_arena_too_small_is_said_with_numbers),
         CASE(nonsense_is_dropped),
     };

@@ -169,11 +169,14 @@ static void bounds_apply(struct arena *a, struct rng *r, struct msg *m)
         m->u.kv_attach_reply.code %= ERR_COUNT;
         m->u.kv_attach_reply.kv_dtype %= 4;
         m->u.kv_attach_reply.index_dtype %= 4;
+        m->u.kv_attach_reply.live_slots %= m->u.kv_attach_reply.slot_count | 1;
+        m->u.kv_attach_reply.granted_count %= MSG_GRANTS_MAX + 1;
         break;
     case MSG_KV_OPEN:
         m->u.kv_open.prompt_count %= MSG_IDS_MAX;
         m->u.kv_open.blocks_wanted = 1 + m->u.kv_open.blocks_wanted % MSG_BLOCKS_MAX;
         m->u.kv_open.hash_count %= 500;
+        m->u.kv_open.reuse_max %= MSG_IDS_MAX;
         break;
     case MSG_KV_OPEN_REPLY:
         m->u.kv_open_reply.code %= ERR_COUNT;
@@ -196,6 +199,10 @@ static void bounds_apply(struct arena *a, struct rng *r, struct msg *m)
         break;
     case MSG_KV_SNAPSHOT:
         m->u.kv_snapshot.token_count %= MSG_IDS_MAX;
+        break;
+    case MSG_KV_SNAPSHOT_REPLY:
+        m->u.kv_snapshot_reply.code %= ERR_COUNT;
+        m->u.kv_snapshot_reply.granted_count %= MSG_GRANTS_MAX + 1;
         break;
     case MSG_KV_RELEASE:
         m->u.kv_release.token_count %= MSG_IDS_MAX;
@@ -221,6 +228,9 @@ static void bounds_apply(struct arena *a, struct rng *r, struct msg *m)
         m->u.kv_state.blocks_total = 3000;
         m->u.kv_state.slots_total |= 1;
         m->u.kv_state.slots_free %= m->u.kv_state.slots_total;
+        m->u.kv_state.snapshots_total |= 1;
+        m->u.kv_state.snapshots_free %= m->u.kv_state.snapshots_total;
+        m->u.kv_state.granted_count %= MSG_GRANTS_MAX + 1;
         break;
     case MSG_DRAFT_HELLO_REPLY:
         m->u.draft_hello_reply.draft_tokens_max %= MSG_DRAFT_IDS_MAX;
@@ -394,9 +404,9 @@ static void test_names(void **state)
     size_t types = 0;
     for (size_t l = 0; l < ARRAY_COUNT(lists); l++)
         types += *lists[l].count;
-    assert_int_equal(types, 36);
+    assert_int_equal(types, 37);
     for (uint32_t n = 0; n < 256; n++) {
-        bool known = n >= 1 && (n <= 12 || (n >= 20 && n <= 34) || (n >= 40 && n <= 46) ||
+        bool known = n >= 1 && (n <= 12 || (n >= 20 && n <= 35) || (n >= 40 && n <= 46) ||
                                 n == 50 || n == 51);
         assert_int_equal(strcmp(msg_type_name((enum msg_type)n), "?") != 0, known);
     }
@@ -514,7 +524,7 @@ static void test_header_refusals(void **state)
     broken_begin(&b);
     b.header[4] = 2;
     broken_end(&b, ERR_INVALID, "version");
-    static const uint8_t types[] = {0, 13, 19, 35, 39, 47, 49, 52, 255};
+    static const uint8_t types[] = {0, 13, 19, 36, 39, 47, 49, 52, 255};
     for (uint32_t i = 0; i < sizeof(types); i++) {
         broken_begin(&b);
         b.header[5] = types[i];

@@ -265,7 +265,7 @@ static void test_router_side(void **state)
         passes(&base);
     }
     for (int type = 0; type < 256; type++) {
-        bool known = (type >= 1 && type <= 12) || (type >= 20 && type <= 34) ||
+        bool known = (type >= 1 && type <= 12) || (type >= 20 && type <= 35) ||
                      (type >= 40 && type <= 46) || type == 50 || type == 51;
         base = (struct msg){.type = (enum msg_type)type};
         if (!known)
@@ -385,6 +385,14 @@ static void test_kv_rest(void **state)
     base.u.kv_state.slots_total = 2;
     BOUND(blocks_free, 4);
     BOUND(slots_free, 2);
+    base.u.kv_state.snapshots_total = 3;
+    BOUND(snapshots_free, 3);
+    BOUND(granted_count, MSG_GRANTS_MAX);
+#undef BODY
+#define BODY kv_snapshot_reply
+    base = (struct msg){.type = MSG_KV_SNAPSHOT_REPLY};
+    BOUND(code, ERR_COUNT - 1);
+    BOUND(granted_count, MSG_GRANTS_MAX);
 #undef BODY
 }
 

@@ -1,0 +1,520 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kvmgr/km_store.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zstd.h>
+
+#include "kvmgr/km_arena_file.h"
+#include "kvmgr/km_tier.h"
+#include "lib/base/check.h"
+#include "lib/base/mem.h"
+#include "lib/base/ring.h"
+#include "lib/base/str.h"
+#include "proto/kv_layout.h"
+
+#define KM_STORE_MAGIC 0x4b4d5354u
+#define FOUND_RING     4096u
+#define PIECE_BYTES    (1u << 20) /* copied at a time: between pieces the thread may be stopped */
+#define SHARDS         256u
+
+STATIC_CHECK(sizeof(struct km_store_footer) == 96);
+
+struct km_store {
+    uint32_t magic;
+    struct km_store_options options;
+    struct kv_layout layout;
+    char dir[600], base[700]; /* base: of this layout and model */
+    int lock_fd;
+    atomic_bool direct;
+    struct ring *asked, *done, *found;
+    sem_t wake;
+    pthread_t thread;
+    bool started;
+    atomic_bool stop, off;
+    atomic_uint off_told; /* 0: on, 1: off and not polled yet, 2: polled */
+    char off_text[ERR_DETAIL_BYTES];
+    /* The I/O thread's own: */
+    uint8_t *raw, *packed; /* page-aligned */
+    size_t raw_bytes, packed_bytes;
+    uint64_t temp_serial;
+    ZSTD_CCtx *compress;
+    ZSTD_DCtx *expand;
+};
+
+/* --- names */
+
+static void object_path(const struct km_store *s, uint32_t kind, const struct hash128 *hash,
+                        char *ret, size_t bytes)
+{
+    char hex[33];
+    hex_encode(hash, sizeof(*hash), hex);
+    snprintf(ret, bytes, "%s/%.2s/%s.%c", s->base, hex, hex, kind == KM_OBJECT_BLOCK ? 'b' : 's');
+}
+
+/* True for the name of an object; fills its kind and hash. */
+static bool name_parse(const char *name, struct km_store_object *ret)
+{
+    if (strlen(name) != 34 || name[32] != '.' || (name[33] != 'b' && name[33] != 's') ||
+        !hex_decode(name, 32, &ret->hash))
+        return false;
+    ret->kind = name[33] == 'b' ? KM_OBJECT_BLOCK : KM_OBJECT_SNAPSHOT;
+    return true;
+}
+
+static bool is_temp(const char *name)
+{
+    return strncmp(name, "tmp-", 4) == 0;
+}
+
+static bool is_hex(const char *name, size_t chars)
+{
+    return strlen(name) == chars && strspn(name, "0123456789abcdef") == chars;
+}
+
+/* --- the arena's side */
+
+static uint64_t data_bytes(const struct km_store *s, uint32_t kind)
+{
+    return kind == KM_OBJECT_BLOCK ? s->layout.block_bytes : s->layout.slot_bytes;
+}
+
+static uint64_t data_at(const struct km_store *s, const struct km_store_item *it)
+{
+    if (it->kind == KM_OBJECT_BLOCK) {
+        CHECK(it->index < s->layout.block_count);
+        return s->layout.blocks_at + (uint64_t)it->index * s->layout.block_bytes;
+    }
+    CHECK(it->index < s->layout.slot_count);
+    return s->layout.slots_at + (uint64_t)it->index * s->layout.slot_bytes;
+}
+
+static enum err copy_pieces(struct km_store *s, int fd, uint64_t at, uint8_t *bytes, uint64_t count,
+                            bool write)
+{
+    while (count > 0) {
+        size_t piece = count < PIECE_BYTES ? (size_t)count : PIECE_BYTES;
+        if (atomic_load(&s->stop))
+            return ERR_CLOSED;
+        TRY(write ? km_arena_file_write(fd, at, bytes, piece)
+                  : km_arena_file_read(fd, at, bytes, piece));
+        at += piece;
+        bytes += piece;
+        count -= piece;
+    }
+    return ERR_OK;
+}
+
+/* --- one operation */
+
+static uint64_t padded(uint64_t bytes)
+{
+    return (bytes + KM_STORE_PAGE - 1) / KM_STORE_PAGE * KM_STORE_PAGE;
+}
+
+static void turn_off(struct km_store *s, const char *what, const char *path, int error)
+{
+    if (atomic_exchange(&s->off, true))
+        return;
+    snprintf(s->off_text, sizeof(s->off_text), "%s: %.300s: %s", what, path, strerror(error));
+    atomic_store(&s->off_told, 1);
+}
+
+static int open_direct(struct km_store *s, const char *path, int flags)
+{
+    int fd = -1;
+    if (atomic_load(&s->direct))
+        fd = open(path, flags | O_DIRECT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd >= 0 || (atomic_load(&s->direct) && errno != EINVAL))
+        return fd;
+    atomic_store(&s->direct, false); /* the file system does not take it */
+    return open(path, flags | O_CLOEXEC | O_NOFOLLOW, 0600);
+}
+
+/* Puts the object's bytes and footer into s->packed; the size of the file. */
+static uint64_t object_pack(struct km_store *s, const struct km_store_item *it, uint64_t raw_bytes)
+{
+    struct km_store_footer f = {
+        .magic = KM_STORE_MAGIC_FILE,
+        .version = KM_STORE_VERSION,
+        .hash = it->hash,
+        .layout_fp = s->layout.layout_fp,
+        .model_fp = s->options.model_fp,
+        .kind = it->kind,
+        .token_count = it->token_count,
+        .raw_bytes = raw_bytes,
+        .stored_bytes = raw_bytes,
+    };
+    size_t room = s->packed_bytes - 2 * KM_STORE_PAGE, stored = 0;
+    if (s->compress)
+        stored = ZSTD_compressCCtx(s->compress, s->packed, room, s->raw, raw_bytes,
+                                   s->options.zstd_level);
+    if (s->compress && !ZSTD_isError(stored) && stored < raw_bytes) {
+        f.zstd = 1;
+        f.stored_bytes = stored;
+    } else {
+        memcpy(s->packed, s->raw, raw_bytes);
+    }
+    f.data_crc = hash_crc32c(0, s->packed, f.stored_bytes);
+    f.crc = hash_crc32c(0, &f, offsetof(struct km_store_footer, crc));
+    uint64_t at = padded(f.stored_bytes);
+    memset(s->packed + f.stored_bytes, 0, at + KM_STORE_PAGE - f.stored_bytes);
+    memcpy(s->packed + at, &f, sizeof(f));
+    return at + KM_STORE_PAGE;
+}
+
+static enum err write_file(struct km_store *s, const char *path, uint64_t bytes)
+{
+    char temp[800], shard[800];
+    snprintf(shard, sizeof(shard), "%.*s", (int)(strrchr(path, '/') - path), path);
+    snprintf(temp, sizeof(temp), "%s/tmp-%" PRIu64, s->base, ++s->temp_serial);
+    int fd = open_direct(s, temp, O_WRONLY | O_CREAT | O_TRUNC);
+    if (fd < 0) {
+        turn_off(s, "cannot be made", temp, errno);
+        return ERR_IO;
+    }
+    enum err e = copy_pieces(s, fd, 0, s->packed, bytes, true);
+    if (e == ERR_OK && fdatasync(fd) != 0)
+        e = ERR_IO;
+    if (e == ERR_IO)
+        turn_off(s, "cannot be written", temp, errno);
+    close(fd);
+    if (e == ERR_OK && rename(temp, path) != 0 &&
+        ((mkdir(shard, 0700) != 0 && errno != EEXIST) || rename(temp, path) != 0)) {
+        turn_off(s, "cannot be renamed", path, errno);
+        e = ERR_IO;
+    }
+    if (e != ERR_OK)
+        unlink(temp);
+    return e;
+}
+
+static enum err op_write(struct km_store *s, const struct km_store_item *it, uint64_t *ret_bytes)
+{
+    char path[800];
+    uint64_t raw_bytes = data_bytes(s, it->kind);
+    object_path(s, it->kind, &it->hash, path, sizeof(path));
+    TRY(copy_pieces(s, s->options.arena_fd, data_at(s, it), s->raw, raw_bytes, false));
+    uint64_t bytes = object_pack(s, it, raw_bytes);
+    TRY(write_file(s, path, bytes));
+    *ret_bytes = bytes;
+    return ERR_OK;
+}
+
+/* The file's bytes are in s->packed: checks them and leaves the raw data in s->raw. */
+static enum err object_unpack(struct km_store *s, const struct km_store_item *it, uint64_t bytes)
+{
+    struct km_store_footer f;
+    uint64_t raw_bytes = data_bytes(s, it->kind);
+    memcpy(&f, s->packed + bytes - KM_STORE_PAGE, sizeof(f));
+    if (f.magic != KM_STORE_MAGIC_FILE || f.version != KM_STORE_VERSION ||
+        f.crc != hash_crc32c(0, &f, offsetof(struct km_store_footer, crc)))
+        return ERR_CORRUPT;
+    if (memcmp(&f.hash, &it->hash, sizeof(f.hash)) != 0 ||
+        memcmp(&f.layout_fp, &s->layout.layout_fp, sizeof(f.layout_fp)) != 0 ||
+        memcmp(&f.model_fp, &s->options.model_fp, sizeof(f.model_fp)) != 0 || f.kind != it->kind ||
+        f.token_count != it->token_count || f.raw_bytes != raw_bytes || f.zstd > 1 ||
+        f.stored_bytes > raw_bytes || padded(f.stored_bytes) + KM_STORE_PAGE != bytes)
+        return ERR_CORRUPT;
+    if (f.data_crc != hash_crc32c(0, s->packed, f.stored_bytes))
+        return ERR_CORRUPT;
+    if (f.zstd == 0) {
+        if (f.stored_bytes != raw_bytes)
+            return ERR_CORRUPT;
+        memcpy(s->raw, s->packed, raw_bytes);
+        return ERR_OK;
+    }
+    size_t got = ZSTD_decompressDCtx(s->expand, s->raw, raw_bytes, s->packed, f.stored_bytes);
+    return ZSTD_isError(got) || got != raw_bytes ? ERR_CORRUPT : ERR_OK;
+}
+
+static enum err op_read(struct km_store *s, const struct km_store_item *it)
+{
+    char path[800];
+    struct stat st;
+    object_path(s, it->kind, &it->hash, path, sizeof(path));
+    int fd = open_direct(s, path, O_RDONLY);
+    if (fd < 0) {
+        if (errno == ENOENT || errno == ELOOP)
+            return ERR_NOT_FOUND;
+        turn_off(s, "cannot be opened", path, errno);
+        return ERR_IO;
+    }
+    enum err e = ERR_CORRUPT;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size >= (off_t)KM_STORE_PAGE &&
+        (uint64_t)st.st_size % KM_STORE_PAGE == 0 && (uint64_t)st.st_size <= s->packed_bytes) {
+        errno = 0;
+        e = copy_pieces(s, fd, 0, s->packed, (uint64_t)st.st_size, false);
+        if (e == ERR_IO && errno != 0)
+            turn_off(s, "cannot be read", path, errno);
+        else if (e == ERR_OK)
+            e = object_unpack(s, it, (uint64_t)st.st_size);
+    }
+    close(fd);
+    if (e == ERR_CORRUPT)
+        unlink(path);
+    if (e == ERR_OK)
+        e = copy_pieces(s, s->options.arena_fd, data_at(s, it), s->raw, data_bytes(s, it->kind),
+                        true);
+    return e;
+}
+
+static void op_run(struct km_store *s, const struct km_store_item *it)
+{
+    struct km_store_result r = {.item = *it, .code = ERR_IO};
+    char path[800];
+    if (!atomic_load(&s->off)) {
+        switch (it->op) {
+        case KM_STORE_WRITE:
+            r.code = op_write(s, it, &r.bytes);
+            break;
+        case KM_STORE_READ:
+            r.code = op_read(s, it);
+            break;
+        case KM_STORE_REMOVE:
+            object_path(s, it->kind, &it->hash, path, sizeof(path));
+            r.code = unlink(path) == 0 || errno == ENOENT ? ERR_OK : ERR_IO;
+            break;
+        }
+    }
+    CHECK(ring_push(s->done, &r)); /* as large as what may be in flight */
+    s->options.wake(s->options.wake_arg);
+}
+
+/* All that waits; true: the thread is to end. */
+static bool ops_run(struct km_store *s)
+{
+    struct km_store_item it;
+    while (!atomic_load(&s->stop) && ring_pop(s->asked, &it))
+        op_run(s, &it);
+    return atomic_load(&s->stop);
+}
+
+/* --- listing what is there */
+
+static bool found_tell(struct km_store *s, const struct km_store_object *o)
+{
+    while (!ring_push(s->found, o)) {
+        s->options.wake(s->options.wake_arg);
+        if (ops_run(s))
+            return false;
+        usleep(1000);
+    }
+    return true;
+}
+
+/* Lists one folder of objects, or empties it.  Operations that come meanwhile go first. */
+static void shard_walk(struct km_store *s, const char *path, bool remove_all)
+{
+    DIR *d = opendir(path);
+    if (!d)
+        return;
+    struct dirent *entry;
+    bool stop = false;
+    while (!stop && (entry = readdir(d)) != NULL) {
+        struct km_store_object o;
+        struct stat st;
+        bool object = name_parse(entry->d_name, &o);
+        if (!object)
+            continue;
+        if (remove_all || fstatat(dirfd(d), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 ||
+            !S_ISREG(st.st_mode) || st.st_size <= 0) {
+            (void)unlinkat(dirfd(d), entry->d_name, 0);
+        } else {
+            o.bytes = (uint64_t)st.st_size;
+            stop = !found_tell(s, &o);
+        }
+        stop = stop || ops_run(s);
+    }
+    closedir(d);
+    if (remove_all)
+        (void)rmdir(path);
+}
+
+static void base_walk(struct km_store *s, const char *base, bool remove_all)
+{
+    char path[900];
+    for (uint32_t i = 0; i < SHARDS && !atomic_load(&s->stop); i++) {
+        snprintf(path, sizeof(path), "%s/%02x", base, i);
+        shard_walk(s, path, remove_all);
+    }
+    DIR *d = opendir(base);
+    if (!d)
+        return;
+    struct dirent *entry;
+    while ((entry = readdir(d)) != NULL) /* of a process that was killed while it wrote */
+        if (is_temp(entry->d_name))
+            (void)unlinkat(dirfd(d), entry->d_name, 0);
+    closedir(d);
+    if (remove_all)
+        (void)rmdir(base);
+}
+
+static void others_remove(struct km_store *s)
+{
+    DIR *d = opendir(s->dir);
+    if (!d)
+        return;
+    struct dirent *entry;
+    const char *ours = strrchr(s->base, '/') + 1;
+    while (!atomic_load(&s->stop) && (entry = readdir(d)) != NULL) {
+        char path[900];
+        if (!is_hex(entry->d_name, 32) || strcmp(entry->d_name, ours) == 0)
+            continue;
+        snprintf(path, sizeof(path), "%s/%.32s", s->dir, entry->d_name);
+        base_walk(s, path, true);
+    }
+    closedir(d);
+}
+
+static void *store_thread(void *arg)
+{
+    struct km_store *s = arg;
+    CHECK_OBJ(s, KM_STORE_MAGIC);
+    base_walk(s, s->base, false);
+    s->options.wake(s->options.wake_arg);
+    others_remove(s);
+    while (!ops_run(s))
+        while (sem_wait(&s->wake) != 0)
+            CHECK(errno == EINTR);
+    return NULL;
+}
+
+/* --- loop thread */
+
+static enum err folder_open(struct km_store *s, struct err_detail *detail)
+{
+    char path[700], layout[33], model[33];
+    struct stat st;
+    if ((mkdir(s->dir, 0700) != 0 && errno != EEXIST) || stat(s->dir, &st) != 0)
+        return err_set(detail, ERR_IO, "kv_store_dir: %.300s: %s", s->dir, strerror(errno));
+    if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 0077) != 0)
+        return err_set(detail, ERR_UNSUPPORTED,
+                       "kv_store_dir: %.300s: must be a folder of our own with mode 0700", s->dir);
+    snprintf(path, sizeof(path), "%s/lock", s->dir);
+    s->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (s->lock_fd < 0)
+        return err_set(detail, ERR_IO, "kv_store_dir: %.300s: %s", path, strerror(errno));
+    if (flock(s->lock_fd, LOCK_EX | LOCK_NB) != 0)
+        return err_set(detail, ERR_BUSY, "kv_store_dir: %.300s is in use by another process",
+                       s->dir);
+    hex_encode(&s->layout.layout_fp, sizeof(struct hash128), layout);
+    hex_encode(&s->options.model_fp, sizeof(struct hash128), model);
+    snprintf(s->base, sizeof(s->base), "%s/%.16s%.16s", s->dir, layout, model);
+    if (mkdir(s->base, 0700) != 0 && errno != EEXIST)
+        return err_set(detail, ERR_IO, "kv_store_dir: %.300s: %s", s->base, strerror(errno));
+    return ERR_OK;
+}
+
+static enum err memory_take(struct km_store *s, struct err_detail *detail)
+{
+    s->raw_bytes =
+        s->layout.block_bytes > s->layout.slot_bytes ? s->layout.block_bytes : s->layout.slot_bytes;
+    s->packed_bytes = padded(ZSTD_compressBound(s->raw_bytes)) + 2 * KM_STORE_PAGE;
+    if (posix_memalign((void **)&s->raw, KM_STORE_PAGE, padded(s->raw_bytes)) != 0)
+        s->raw = NULL;
+    if (posix_memalign((void **)&s->packed, KM_STORE_PAGE, s->packed_bytes) != 0)
+        s->packed = NULL;
+    s->expand = ZSTD_createDCtx();
+    if (s->options.zstd_level > 0)
+        s->compress = ZSTD_createCCtx();
+    if (!s->raw || !s->packed || !s->expand || (s->options.zstd_level > 0 && !s->compress))
+        return err_set(detail, ERR_NOMEM, "kv_store_dir: no memory for buffers of %zu bytes",
+                       s->packed_bytes);
+    return ERR_OK;
+}
+
+enum err km_store_open(const struct km_store_options *options, struct km_store **ret_store,
+                       struct err_detail *detail)
+{
+    CHECK(options->dir[0] != '\0' && options->wake != NULL);
+    struct km_store *s = mem_take(sizeof(*s));
+    s->magic = KM_STORE_MAGIC;
+    s->options = *options;
+    s->layout = *options->layout;
+    s->options.layout = NULL;
+    s->options.dir = NULL;
+    s->lock_fd = -1;
+    atomic_init(&s->direct, true);
+    snprintf(s->dir, sizeof(s->dir), "%s", options->dir);
+    s->asked = ring_create(KM_STORE_MAX, sizeof(struct km_store_item));
+    s->done = ring_create(KM_STORE_MAX, sizeof(struct km_store_result));
+    s->found = ring_create(FOUND_RING, sizeof(struct km_store_object));
+    CHECK(sem_init(&s->wake, 0, 0) == 0);
+    enum err e = folder_open(s, detail);
+    if (e == ERR_OK)
+        e = memory_take(s, detail);
+    if (e == ERR_OK && pthread_create(&s->thread, NULL, store_thread, s) != 0)
+        e = err_set(detail, ERR_NOMEM, "kv_store_dir: no thread");
+    if (e != ERR_OK) {
+        km_store_close(&s);
+        return e;
+    }
+    s->started = true;
+    *ret_store = s;
+    return ERR_OK;
+}
+
+void km_store_close(struct km_store **store_p)
+{
+    struct km_store *s = *store_p;
+    if (!s)
+        return;
+    CHECK_OBJ(s, KM_STORE_MAGIC);
+    atomic_store(&s->stop, true);
+    sem_post(&s->wake);
+    if (s->started)
+        pthread_join(s->thread, NULL);
+    if (s->lock_fd >= 0)
+        close(s->lock_fd);
+    ring_destroy(&s->asked);
+    ring_destroy(&s->done);
+    ring_destroy(&s->found);
+    sem_destroy(&s->wake);
+    ZSTD_freeCCtx(s->compress);
+    ZSTD_freeDCtx(s->expand);
+    free(s->raw);
+    free(s->packed);
+    s->magic = 0;
+    mem_give(s);
+    *store_p = NULL;
+}
+
+void km_store_submit(struct km_store *s, const struct km_store_item *item)
+{
+    CHECK_OBJ(s, KM_STORE_MAGIC);
+    CHECK(ring_push(s->asked, item));
+    sem_post(&s->wake);
+}
+
+void km_store_poll(struct km_store *s, struct km_store_poll *ret)
+{
+    CHECK_OBJ(s, KM_STORE_MAGIC);
+    *ret = (struct km_store_poll){.news = KM_STORE_NOTHING};
+    if (ring_pop(s->done, &ret->result)) {
+        ret->news = KM_STORE_RESULT;
+    } else if (ring_pop(s->found, &ret->object)) {
+        ret->news = KM_STORE_FOUND;
+    } else if (atomic_load(&s->off_told) == 1) {
+        atomic_store(&s->off_told, 2);
+        ret->news = KM_STORE_OFF;
+        snprintf(ret->text, sizeof(ret->text), "%s", s->off_text);
+    }
+}
+
+bool km_store_direct(const struct km_store *s)
+{
+    CHECK_OBJ(s, KM_STORE_MAGIC);
+    return atomic_load(&s->direct);
+}
