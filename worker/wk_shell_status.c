@@ -69,6 +69,7 @@ static struct wk_published published_now(const struct wk_shell *s)
     if (s->core != NULL) {
         now.seqs_live = (uint32_t)wk_core_stats(s->core)->ledger.live;
         now.drafter_state = wk_core_drafter_up(s->core, loop_now_us(s->loop));
+        now.drafter_poor = wk_core_drafter_poor(s->core);
     }
     return now;
 }
@@ -81,6 +82,9 @@ void wk_shell_publish(struct wk_shell *s, bool always)
         return;
     if (now.drafter_state == 0 && s->published.drafter_state != 0)
         log_warn(WORKER, "drafter silent", "drafts=off");
+    if (now.drafter_poor != s->published.drafter_poor)
+        log_warn(WORKER, now.drafter_poor ? "drafter degraded" : "drafter recovered",
+                 "accept_floor=%.3f", s->params->accept_floor);
     s->published = now;
     struct msg m = {.type = MSG_WORKER_STATE, .epoch = s->kv.epoch};
     info_fill(s, &m.u.worker);
@@ -144,6 +148,8 @@ static void core_refresh(struct wk_shell *s)
         {WK_METRIC_seqs_ending, c.zombie},
         {WK_METRIC_blocks_held, c.blocks_held},
         {WK_METRIC_drafter_up, wk_core_drafter_up(s->core, loop_now_us(s->loop))},
+        {WK_METRIC_drafter_poor, wk_core_drafter_poor(s->core)},
+        {WK_METRIC_tap_records, t->tap_records},
     };
     for (size_t i = 0; i < ARRAY_COUNT(values); i++)
         metric_set(&s->metrics[values[i].metric], (double)values[i].value);

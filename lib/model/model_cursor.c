@@ -121,6 +121,7 @@ void model_cursor_destroy(struct model_cursor **cursor_p)
     void *all[] = {c->seqs,
                    c->seq_of,
                    c->ids,
+                   c->tap_rows,
                    c->probe_mean,
                    c->probe_attend,
                    b->h,
@@ -282,6 +283,19 @@ static void probe_layer(struct model_cursor *c, uint32_t layer)
                    config->layer_dsa[layer] ? c->probe_attend : NULL, c->probe_stride);
 }
 
+static float *tap_rows(const struct model_cursor *c, uint32_t index)
+{
+    return c->tap_rows + (uint64_t)index * c->options.rows_max * c->model->config.hidden;
+}
+
+static void tap_layer(struct model_cursor *c, uint32_t layer)
+{
+    for (uint32_t t = 0; t < c->tap_count; t++)
+        if (c->tap_layers[t] == layer)
+            RUN(c, stream_mean, .h = c->b.h, .z = tap_rows(c, t), .rows = c->row_count,
+                .hidden = c->model->config.hidden);
+}
+
 void model_advance(struct model_cursor *c, uint32_t layer_end)
 {
     CHECK_OBJ(c, CURSOR_MAGIC);
@@ -299,6 +313,7 @@ void model_advance(struct model_cursor *c, uint32_t layer_end)
         site_before(c, &w->site[1]);
         layer_mlp(c, c->layer);
         site_after(c);
+        tap_layer(c, c->layer);
         if (c->probing)
             probe_layer(c, c->layer);
     }
@@ -334,6 +349,29 @@ void model_abandon(struct model_cursor *c)
 {
     CHECK_OBJ(c, CURSOR_MAGIC);
     c->running = false;
+}
+
+void model_cursor_taps(struct model_cursor *c, const uint32_t *layers, uint32_t count)
+{
+    CHECK_OBJ(c, CURSOR_MAGIC);
+    CHECK(!c->running && count <= MODEL_TAPS_MAX);
+    if (count > c->tap_room) {
+        mem_give(c->tap_rows);
+        c->tap_rows = take_rows((uint64_t)count * c->options.rows_max, c->model->config.hidden);
+        c->tap_room = count;
+    }
+    for (uint32_t t = 0; t < count; t++) {
+        CHECK(layers[t] < c->model->config.layers);
+        c->tap_layers[t] = layers[t];
+    }
+    c->tap_count = count;
+}
+
+const float *model_cursor_tap(const struct model_cursor *c, uint32_t index)
+{
+    CHECK_OBJ(c, CURSOR_MAGIC);
+    CHECK(index < c->tap_count);
+    return tap_rows(c, index);
 }
 
 void model_cursor_probe(struct model_cursor *c, const struct model_probe *probe)

@@ -77,6 +77,9 @@ struct model_cursor {
     uint32_t seq_count, row_count, logits_count;
     uint32_t layer; /* next to run */
     bool running;
+    uint32_t tap_count, tap_room; /* tap_room: of tap_rows */
+    uint32_t tap_layers[MODEL_TAPS_MAX];
+    float *tap_rows; /* [tap_room, rows_max, hidden] */
     struct model_probe probe;
     bool probing;
     float *probe_mean;

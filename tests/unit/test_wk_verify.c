@@ -150,8 +150,11 @@ static void policies_by_name(void **state)
     assert_string_equal(s.source, "ngram");
     assert_string_equal(s.effective, "ngram:7");
     assert_int_equal(wk_spec_parse("ema", &s, &d), ERR_OK);
-    assert_string_equal(s.effective, "fixed:7");
+    assert_string_equal(s.effective, "ema");
+    assert_int_equal(s.policy, WK_POLICY_EMA);
     assert_int_equal(wk_spec_parse("goodput", &s, &d), ERR_OK);
+    assert_string_equal(s.effective, "goodput");
+    assert_int_equal(s.policy, WK_POLICY_GOODPUT);
     assert_int_equal(s.draft_count, 7);
     assert_int_equal(wk_spec_parse("mtp:3", &s, &d), ERR_UNSUPPORTED);
     assert_non_null(strstr(d.text, "spec"));
