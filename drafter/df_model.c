@@ -214,6 +214,15 @@ enum err df_model_ring(struct df_model *m, uint32_t ring, const char *path, uint
     return e;
 }
 
+uint32_t df_model_rings(const struct df_model *m)
+{
+    CHECK_OBJ(m, DF_MODEL_MAGIC);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < m->options.rings_max; i++)
+        count += m->rings[i].memory != NULL;
+    return count;
+}
+
 /* ---- sequences ---- */
 
 static struct df_sequence_context *sequence_at(struct df_model *m, uint32_t sequence)

@@ -50,6 +50,8 @@ const struct df_model_counters *df_model_counters(const struct df_model *m);
 MUST_USE enum err df_model_ring(struct df_model *m, uint32_t ring, const char *path,
                                 uint64_t incarnation, struct err_detail *detail);
 
+uint32_t df_model_rings(const struct df_model *m); /* in use */
+
 /* A sequence begins: nothing of an earlier one under this number is left. */
 void df_model_begin(struct df_model *m, uint32_t sequence, const struct msg_id *id, uint32_t ring);
 /* Tokens from `length` on were other ones. */

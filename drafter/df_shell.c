@@ -313,8 +313,9 @@ static const char *source_name(const struct df_shell *s)
 static void on_health(void *arg, struct str *out)
 {
     struct df_shell *s = arg;
-    str_add_format(out, ",\"source\":\"%s\",\"sequences\":%u,\"tokens\":%" PRIu64, source_name(s),
-                   s->core.live, s->core.tokens);
+    str_add_format(out, ",\"source\":\"%s\",\"rings\":%u,\"sequences\":%u,\"tokens\":%" PRIu64,
+                   source_name(s), s->model != NULL ? df_model_rings(s->model) : 0, s->core.live,
+                   s->core.tokens);
 }
 
 static void on_heartbeat(void *arg, void (*add)(void *add_arg, const char *name, const char *value),
