@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* drafter/df_model.h - the network as a draft source: contexts of all sequences, fed from tap rings.
+/* drafter/df_model.h - the network as a draft source: contexts of all sequences, from tap rings.
  *
  * Owned by the drafter's loop thread; not pure: maps the workers' rings and its own memory.  A
  * sequence has the number that the core gave it.  What a ring says is checked record by record:

@@ -6,10 +6,10 @@
  * oldest record, and a reader that was too slow notices by the record's stamp.  A reader trusts
  * nothing: the header is checked once against the file's size, every record's numbers by its user.
  *
- * Layout, little-endian: header of 4096 bytes, then `slots` records of slot_bytes: stamp u64 (record
- * number x 2 + 2, one less while it is written), request id 16, position u32, 0 u32, step u64,
- * 24 bytes of zeros, then tap_count x hidden values (bf16 or f32) padded to 64 bytes.  Every word
- * is an atomic of 8 bytes, so that a torn record is seen and no access is a race. */
+ * Layout, little-endian: header of 4096 bytes, then `slots` records of slot_bytes: stamp u64 (twice
+ * the record's number and 2, one less while it is written), request id 16, position u32, 0 u32,
+ * step u64, 24 bytes of zeros, then tap_count x hidden values (bf16 or f32) padded to 64 bytes.
+ * Every word is an atomic of 8 bytes, so that a torn record is seen and no access is a race. */
 #ifndef PROTO_TAP_RING_H
 #define PROTO_TAP_RING_H
 
