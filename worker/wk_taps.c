@@ -17,7 +17,7 @@
 
 #define WK_TAPS_MAGIC 0x574b5450u
 
-STATIC_CHECK(TAP_RING_TAPS_MAX == MODEL_TAPS_MAX);
+STATIC_CHECK(TAP_RING_TAPS_MAX == MODEL_WATCH_MAX);
 STATIC_CHECK(TAP_RING_TAPS_MAX == MSG_TAPS_MAX);
 
 struct wk_taps {
@@ -110,8 +110,8 @@ void wk_taps_destroy(struct wk_taps **taps_p)
 
 void wk_taps_watch(const struct wk_taps *t, struct model_cursor *c)
 {
-    model_cursor_taps(c, t != NULL ? t->options.layers : NULL,
-                      t != NULL ? t->options.layer_count : 0);
+    model_cursor_watch(c, t != NULL ? t->options.layers : NULL,
+                       t != NULL ? t->options.layer_count : 0);
 }
 
 void wk_taps_write(struct wk_taps *t, const struct model_cursor *c, const struct msg_id *id,
@@ -122,7 +122,7 @@ void wk_taps_write(struct wk_taps *t, const struct model_cursor *c, const struct
     for (uint32_t r = 0; r < count; r++) {
         struct tap_record record = {.id = *id, .position = position + r, .step = step};
         for (uint32_t i = 0; i < t->options.layer_count; i++)
-            memcpy(t->record + i * hidden, model_cursor_tap(c, i) + (first + r) * hidden,
+            memcpy(t->record + i * hidden, model_cursor_watched(c, i) + (first + r) * hidden,
                    hidden * sizeof(float));
         tap_ring_write(&t->ring, &record, t->record);
     }

@@ -136,10 +136,10 @@ void model_abandon(struct model_cursor *c);
 /* Taps for a drafter: from the next begin on, keeps the mean stream after each of these layers.
  * count 0 = off.  Takes memory when more taps are asked for than ever before; not between begin
  * and finish. */
-#define MODEL_TAPS_MAX 16
-void model_cursor_taps(struct model_cursor *c, const uint32_t *layers, uint32_t count);
+#define MODEL_WATCH_MAX 16
+void model_cursor_watch(struct model_cursor *c, const uint32_t *layers, uint32_t count);
 /* [rows, hidden] of tap `index` of the batch that finished; valid until the next begin. */
-const float *model_cursor_tap(const struct model_cursor *c, uint32_t index);
+const float *model_cursor_watched(const struct model_cursor *c, uint32_t index);
 
 /* Test and eval hook: called after each layer with the batch's rows.  mean_stream [rows, hidden];
  * experts [rows, top_k] ascending ids (NULL on dense layers); attend: for DSA layers, row r's
@@ -150,5 +150,24 @@ struct model_probe {
     void *arg;
 };
 void model_cursor_probe(struct model_cursor *c, const struct model_probe *probe); /* NULL = off */
+
+/* What groups of linears read, for calibration.  Called as the layer runs: row r of the group's
+ * input is x + (rows_of != NULL ? rows_of[r] : r) * in.  Experts without rows are not called. */
+enum model_input {
+    MODEL_INPUT_MIXER, /* all that read the mixer's input: q, k, v, f_a, g_a, b; q_a, kv_a, index */
+    MODEL_INPUT_Q_B,
+    MODEL_INPUT_O,
+    MODEL_INPUT_MLP,  /* gate and up, dense or shared */
+    MODEL_INPUT_DOWN, /* dense or shared */
+    MODEL_INPUT_EXPERT,
+    MODEL_INPUT_EXPERT_DOWN,
+    MODEL_INPUT_COUNT
+};
+struct model_tap {
+    void (*input)(void *arg, uint32_t layer, enum model_input which, uint32_t expert,
+                  const float *x, const uint32_t *rows_of, uint32_t rows, uint32_t in);
+    void *arg;
+};
+void model_cursor_tap(struct model_cursor *c, const struct model_tap *tap); /* NULL = off */
 
 #endif

@@ -119,7 +119,7 @@ void model_cursor_destroy(struct model_cursor **cursor_p)
     CHECK_OBJ(c, CURSOR_MAGIC);
     struct cursor_buffers *b = &c->b;
     void *all[] = {c->seqs,       c->seq_of,
-                   c->ids,        c->tap_rows,
+                   c->ids,        c->watch_rows,
                    c->probe_mean, c->probe_attend,
                    b->h,          b->x,
                    b->y,          b->pre,
@@ -152,6 +152,13 @@ void cursor_linear(struct model_cursor *c, const struct op_weight *w, const floa
 {
     RUN(c, linear, .x = x, .w = *w, .y = y, .rows = c->row_count, .in = in, .out = out,
         .x_stride = in, .y_stride = out);
+}
+
+void cursor_tap(struct model_cursor *c, uint32_t layer, enum model_input which, const float *x,
+                uint32_t in)
+{
+    if (c->tap.input != NULL)
+        c->tap.input(c->tap.arg, layer, which, 0, x, NULL, c->row_count, in);
 }
 
 static void check_seq(const struct model_cursor *c, const struct model_kv *kv,
@@ -261,16 +268,16 @@ static void probe_layer(struct model_cursor *c, uint32_t layer)
                    config->layer_dsa[layer] ? c->probe_attend : NULL, c->probe_stride);
 }
 
-static float *tap_rows(const struct model_cursor *c, uint32_t index)
+static float *watch_rows(const struct model_cursor *c, uint32_t index)
 {
-    return c->tap_rows + (uint64_t)index * c->options.rows_max * c->model->config.hidden;
+    return c->watch_rows + (uint64_t)index * c->options.rows_max * c->model->config.hidden;
 }
 
-static void tap_layer(struct model_cursor *c, uint32_t layer)
+static void watch_layer(struct model_cursor *c, uint32_t layer)
 {
-    for (uint32_t t = 0; t < c->tap_count; t++)
-        if (c->tap_layers[t] == layer)
-            RUN(c, stream_mean, .h = c->b.h, .z = tap_rows(c, t), .rows = c->row_count,
+    for (uint32_t t = 0; t < c->watch_count; t++)
+        if (c->watch_layers[t] == layer)
+            RUN(c, stream_mean, .h = c->b.h, .z = watch_rows(c, t), .rows = c->row_count,
                 .hidden = c->model->config.hidden);
 }
 
@@ -291,7 +298,7 @@ void model_advance(struct model_cursor *c, uint32_t layer_end)
         site_before(c, &w->site[1]);
         layer_mlp(c, c->layer);
         site_after(c);
-        tap_layer(c, c->layer);
+        watch_layer(c, c->layer);
         if (c->probing)
             probe_layer(c, c->layer);
     }
@@ -329,27 +336,27 @@ void model_abandon(struct model_cursor *c)
     c->running = false;
 }
 
-void model_cursor_taps(struct model_cursor *c, const uint32_t *layers, uint32_t count)
+void model_cursor_watch(struct model_cursor *c, const uint32_t *layers, uint32_t count)
 {
     CHECK_OBJ(c, CURSOR_MAGIC);
-    CHECK(!c->running && count <= MODEL_TAPS_MAX);
-    if (count > c->tap_room) {
-        mem_give(c->tap_rows);
-        c->tap_rows = take_rows((uint64_t)count * c->options.rows_max, c->model->config.hidden);
-        c->tap_room = count;
+    CHECK(!c->running && count <= MODEL_WATCH_MAX);
+    if (count > c->watch_room) {
+        mem_give(c->watch_rows);
+        c->watch_rows = take_rows((uint64_t)count * c->options.rows_max, c->model->config.hidden);
+        c->watch_room = count;
     }
     for (uint32_t t = 0; t < count; t++) {
         CHECK(layers[t] < c->model->config.layers);
-        c->tap_layers[t] = layers[t];
+        c->watch_layers[t] = layers[t];
     }
-    c->tap_count = count;
+    c->watch_count = count;
 }
 
-const float *model_cursor_tap(const struct model_cursor *c, uint32_t index)
+const float *model_cursor_watched(const struct model_cursor *c, uint32_t index)
 {
     CHECK_OBJ(c, CURSOR_MAGIC);
-    CHECK(index < c->tap_count);
-    return tap_rows(c, index);
+    CHECK(index < c->watch_count);
+    return watch_rows(c, index);
 }
 
 void model_cursor_probe(struct model_cursor *c, const struct model_probe *probe)
@@ -365,4 +372,11 @@ void model_cursor_probe(struct model_cursor *c, const struct model_probe *probe)
         c->probe_mean = take_rows(c->options.rows_max, c->model->config.hidden);
         c->probe_attend = mem_take_array(c->options.rows_max, c->probe_stride);
     }
+}
+
+void model_cursor_tap(struct model_cursor *c, const struct model_tap *tap)
+{
+    CHECK_OBJ(c, CURSOR_MAGIC);
+    CHECK(!c->running);
+    c->tap = tap != NULL ? *tap : (struct model_tap){NULL, NULL};
 }

@@ -77,11 +77,12 @@ struct model_cursor {
     uint32_t seq_count, row_count, logits_count;
     uint32_t layer; /* next to run */
     bool running;
-    uint32_t tap_count, tap_room; /* tap_room: of tap_rows */
-    uint32_t tap_layers[MODEL_TAPS_MAX];
-    float *tap_rows; /* [tap_room, rows_max, hidden] */
+    uint32_t watch_count, watch_room; /* watch_room: of watch_rows */
+    uint32_t watch_layers[MODEL_WATCH_MAX];
+    float *watch_rows; /* [watch_room, rows_max, hidden] */
     struct model_probe probe;
     bool probing;
+    struct model_tap tap; /* input NULL: off */
     float *probe_mean;
     uint8_t *probe_attend;
     size_t probe_stride;
@@ -94,6 +95,10 @@ struct model_cursor {
 
 void cursor_linear(struct model_cursor *c, const struct op_weight *w, const float *x, uint32_t in,
                    float *y, uint32_t out);
+
+/* Shows the tap what a group of linears reads: all rows of the batch. */
+void cursor_tap(struct model_cursor *c, uint32_t layer, enum model_input which, const float *x,
+                uint32_t in);
 
 /* x: the normed input [rows, hidden]; the sublayer's result goes to b.y. */
 void layer_kda(struct model_cursor *c, uint32_t layer);
