@@ -143,9 +143,11 @@ struct msg_tokens {
     const float *logprob;    /* [count] */
     const uint32_t *top_ids; /* [count * top_count] */
     const float *top_logprobs;
-    uint32_t finish;  /* enum msg_finish */
-    uint32_t code;    /* enum err with MSG_FINISH_FAILED */
-    bool has_receipt; /* with every finish but CANCELLED from afar */
+    uint32_t finish; /* enum msg_finish */
+    uint32_t code;   /* enum err with MSG_FINISH_FAILED */
+    /* With every finish but CANCELLED from afar; without a finish the counts so far,
+     * and neither model_fp nor config_hash. */
+    bool has_receipt;
     struct msg_receipt receipt;
 };
 

@@ -71,6 +71,8 @@ bool rt_ready(struct rt_core *c, const char **ret_reason);
 
 /* rt_request.c: what may happen to one request */
 bool rt_request_full(const struct rt_core *c, const struct rt_request *r);
+/* A worker knows only its own part of a resumed request: adds what was before it. */
+void rt_request_receipt(const struct rt_request *r, struct msg_receipt *receipt);
 void rt_request_finish(struct rt_core *c, struct rt_request *r, enum msg_finish finish,
                        enum err code, const struct msg_receipt *receipt);
 void rt_request_cancel(struct rt_core *c, struct rt_request *r);

@@ -80,6 +80,10 @@ struct rt_request {
     uint64_t deadline_us; /* monotonic; 0 = none */
     bool first_token;
 
+    bool has_running;
+    struct msg_receipt running; /* of its worker so far; texts unused */
+    struct msg_receipt before;  /* sums of the workers that were lost */
+
     bool finish_sent;
     struct msg_tokens finish; /* terminal message; its texts point at the two below */
     struct rt_text receipt_spec, receipt_config_hash;

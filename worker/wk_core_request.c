@@ -70,11 +70,15 @@ void wk_core_emit(struct wk_core *core, struct wk_seq *seq, const struct wk_resu
         }
         seq->last_emit_us = core->now_us;
     }
-    if (finish != MSG_FINISH_NONE) {
-        t->has_receipt = true;
-        receipt_fill(core, seq, &t->receipt);
-        /* The sequence's place may be reused before the message is encoded. */
-        t->receipt.spec = kept(core, seq->spec.effective, sizeof seq->spec.effective);
+    /* With every message: whoever cuts the stream, or loses this worker, knows the counts so far.
+     * Who we are comes with the end only. */
+    t->has_receipt = true;
+    receipt_fill(core, seq, &t->receipt);
+    /* The sequence's place may be reused before the message is encoded. */
+    t->receipt.spec = kept(core, seq->spec.effective, sizeof seq->spec.effective);
+    if (finish == MSG_FINISH_NONE) {
+        t->receipt.config_hash = "";
+        t->receipt.model_fp = (struct hash128){{0}};
     }
 }
 

@@ -106,6 +106,12 @@ void wk_shell_observe(struct wk_shell *s)
             metric_observe(&wk_metric_rows[WK_METRIC_step_rows], &s->metrics[WK_METRIC_step_rows],
                            t->rows_last);
     }
+    uint64_t tokens = t->rows_prefill + t->tokens_output;
+    if (tokens != s->tokens_seen) { /* slices between the layers of a batch have none */
+        metric_observe(&wk_metric_rows[WK_METRIC_iteration_tokens],
+                       &s->metrics[WK_METRIC_iteration_tokens], (double)(tokens - s->tokens_seen));
+        s->tokens_seen = tokens;
+    }
     if (t->gaps != s->gaps_seen) { /* one of them stands for those of the same step */
         s->gaps_seen = t->gaps;
         metric_observe(&wk_metric_rows[WK_METRIC_gap], &s->metrics[WK_METRIC_gap],

@@ -29,7 +29,7 @@
 #define HEARTBEAT_TTL_S    "6"
 #define METRICS_TTL_S      "15"
 #define PAGE_BYTES_MAX     (4u << 20)
-#define FIELDS_PER_COMMAND 128u
+#define FIELDS_PER_COMMAND 1024u /* a usual table in one command: nobody reads half of it */
 #define REQUEST_BYTES_MAX  8192
 #define CLIENT_TIMEOUT_S   5
 
@@ -44,7 +44,7 @@ struct status {
     struct loop_timer *timer;
     char name[64];
     char path[108]; /* the socket, as sockaddr_un bounds it */
-    char proc_key[192], metrics_key[192];
+    char proc_key[192], metrics_key[192], help_key[192];
 };
 
 /* ---- HTTP ---- */
@@ -262,6 +262,19 @@ static bool heartbeat_publish(struct status *s)
     return hash_end(&h, HEARTBEAT_TTL_S);
 }
 
+static bool help_publish(struct status *s)
+{
+    struct str text;
+    str_init(&text, 1u << 20);
+    metrics_describe(s->options.rows, s->options.metric_count, &text);
+    const char *argv[] = {"SET", s->help_key, text.text, "EX", METRICS_TTL_S};
+    size_t bytes[] = {3, strlen(s->help_key), text.bytes, 2, strlen(METRICS_TTL_S)};
+    bool ok =
+        !text.overflow && redis_command(s->options.redis, NULL, NULL, 5, argv, bytes) == ERR_OK;
+    str_fini(&text);
+    return ok;
+}
+
 static bool metrics_publish(struct status *s)
 {
     const struct status_options *o = &s->options;
@@ -272,7 +285,7 @@ static bool metrics_publish(struct status *s)
     struct hash_write h;
     hash_begin(&h, o->redis, s->metrics_key);
     metrics_each(o->rows, o->values, o->metric_count, o->common_labels, hash_add, &h);
-    return hash_end(&h, METRICS_TTL_S);
+    return hash_end(&h, METRICS_TTL_S) && help_publish(s);
 }
 
 static void publish(struct status *s)
@@ -311,8 +324,11 @@ static enum err names_make(struct status *s, struct err_detail *detail)
                         o->heartbeat_key != NULL ? o->heartbeat_key : own);
     int metrics = snprintf(s->metrics_key, sizeof(s->metrics_key), "tandem:{%s}:metrics:%s:%u",
                            o->cluster, o->role, o->id);
+    int help = snprintf(s->help_key, sizeof(s->help_key), "tandem:{%s}:metrics_help:%s:%u",
+                        o->cluster, o->role, o->id);
     if (proc < 0 || (size_t)proc >= sizeof(s->proc_key) || metrics < 0 ||
-        (size_t)metrics >= sizeof(s->metrics_key))
+        (size_t)metrics >= sizeof(s->metrics_key) || help < 0 ||
+        (size_t)help >= sizeof(s->help_key))
         return err_set(detail, ERR_INVALID, "cluster: name too long");
     return ERR_OK;
 }

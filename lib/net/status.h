@@ -6,7 +6,8 @@
  *   GET /metrics  Prometheus text
  * and publishes, every 2 s while Redis is up, `tandem:{cluster}:proc:<role>:<id>` (or the key
  * given)
- * with TTL 6 s and `tandem:{cluster}:metrics:<role>:<id>` with TTL 15 s. */
+ * with TTL 6 s, `tandem:{cluster}:metrics:<role>:<id>` (name with labels -> value) with TTL 15 s,
+ * and beside it `tandem:{cluster}:metrics_help:<role>:<id>`, HELP and TYPE lines of its names. */
 #ifndef LIB_NET_STATUS_H
 #define LIB_NET_STATUS_H
 

@@ -89,8 +89,10 @@ static void test_worker_killed_in_the_middle(void **state)
     for (uint32_t i = 0; i < 6; i++)
         s[i] = open_long(0, 500);
     world_run_ms(&w, 500);
-    uint32_t before = s[0]->k;
+    uint32_t before = s[0]->k, steps_before[6];
     assert_true(before > 10 && before < 500);
+    for (uint32_t i = 0; i < 6; i++) /* a message has at most 8 tokens and counts as one step */
+        assert_true((steps_before[i] = s[i]->steps_told) * 8 >= s[i]->k && s[i]->steps_told > 1);
     assert_int_equal(seqs_live(&w.workers[0]), 3);
     worker_kill(&w, 0);
     uint64_t killed_us = w.now_us;
@@ -103,6 +105,9 @@ static void test_worker_killed_in_the_middle(void **state)
         assert_int_equal(s[i]->finish, MSG_FINISH_LENGTH);
         assert_int_equal(s[i]->k, 500);
         resumed += s[i]->r.resumed;
+        /* What the lost worker had done counts. */
+        assert_true(s[i]->r.steps > steps_before[i] && s[i]->r.steps * 8 >= 500);
+        assert_true(s[i]->r.steps <= 500);
     }
     assert_int_equal(resumed, 3);
     assert_int_equal(stats().workers_lost, 1);

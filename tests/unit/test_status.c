@@ -49,7 +49,7 @@ struct rig {
     char answer[65536];
     /* one Redis answer */
     bool answered, absent;
-    char text[256];
+    char text[1024];
     int64_t integer;
 };
 
@@ -280,6 +280,9 @@ static void heartbeat_and_metrics_in_redis(void **state)
     assert_in_range(r.integer, 1, 15);
     ask(&r, 3, (const char *const[]){"HGET", METRICS, "tandem_test_things_total{x=\"y\"}"});
     assert_false(r.absent);
+    ask(&r, 2, (const char *const[]){"GET", "tandem:{c}:metrics_help:router:7"});
+    assert_non_null(strstr(r.text, "# TYPE tandem_test_seconds histogram\n"));
+    assert_non_null(strstr(r.text, "# HELP tandem_test_seconds Times.\n"));
     /* Lost data come back by themselves within one period. */
     ask(&r, 1, (const char *const[]){"FLUSHALL"});
     uint64_t start_us = clock_mono_us();
