@@ -160,6 +160,8 @@ static void submit(struct gw_exchange *x)
     gw_http_set_request_id(x->http, r->id); /* the body may name another */
     x->state = EXCHANGE_ENGINE;
     x->submitted_us = gw_shell_now(s);
+    if (s->params->request_ms > 0)
+        r->base.limits.deadline_unix_us = clock_unix_us() + s->params->request_ms * 1000ull;
     gw_metric_add(s, GW_M_unknown_fields, r->unknown_fields);
     gw_metric_observe(s, GW_M_params_n, r->n);
     if (r->max_tokens)
@@ -214,7 +216,7 @@ void gw_exchange_text_done(void *arg, struct gw_job *job)
         exchange_free(x);
     } else if (s->draining) {
         struct gw_refusal refusal;
-        gw_refuse_err(&refusal, ERR_DRAINING, 1000, "the gateway is shutting down");
+        gw_refuse_err(&refusal, ERR_DRAINING, 1000, "the gateway is draining");
         exchange_refuse(x, &refusal);
     } else if (job->request.echo_only) {
         answer_echo(x);

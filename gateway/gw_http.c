@@ -710,7 +710,8 @@ enum err gw_http_listen(struct gw_http *h, const char *address, struct err_detai
     int error = errno;
     freeaddrinfo(found);
     if (!h->listener)
-        return err_set(detail, ERR_IO, "listen: %s: %s", address, strerror(error));
+        return err_set(detail, error == EADDRINUSE ? ERR_BUSY : ERR_IO, "listen: %s: %s", address,
+                       strerror(error));
     evconnlistener_set_error_cb(h->listener, on_accept_error);
     struct sockaddr_storage bound;
     socklen_t bytes = sizeof(bound);

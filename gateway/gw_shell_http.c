@@ -175,7 +175,7 @@ void gw_shell_http_head(void *arg, struct gw_http_request *r)
         return;
     }
     if (bit == POST && s->draining) {
-        gw_refuse_err(&refusal, ERR_DRAINING, 1000, "the gateway is shutting down");
+        gw_refuse_err(&refusal, ERR_DRAINING, 1000, "the gateway is draining");
         gw_shell_refuse(s, r, &refusal, NULL);
     }
 }

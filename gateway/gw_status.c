@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gateway/gw_peers.h"
+#include "gateway/gw_shell.h"
 #include "gateway/gw_shell_state.h"
 
 #include <stdio.h>
@@ -86,6 +87,16 @@ static void health(void *arg, struct str *out)
                    (unsigned long long)c->closed, c->flows_live);
 }
 
+static enum err on_command(void *arg, const struct status_command *c, struct err_detail *detail)
+{
+    struct gw_status *t = arg;
+    CHECK_OBJ(t, STATUS_MAGIC);
+    if (c->has_worker)
+        return err_set(detail, ERR_NOT_FOUND, "worker: ask the router");
+    gw_shell_hold(t->shell, strcmp(c->name, "drain") == 0, c->deadline_ms * 1000u);
+    return ERR_OK;
+}
+
 /* ---- life ---- */
 
 void gw_status_tick(struct gw_status *t, uint64_t now_us)
@@ -157,6 +168,7 @@ enum err gw_status_create(struct gw_shell *s, struct gw_status **ret_status,
         .metric_count = GW_M_COUNT,
         .common_labels = t->labels,
         .extra = health,
+        .command = on_command,
         .refresh = refresh,
         .arg = t,
     };

@@ -118,7 +118,11 @@ struct msg_request {
     const uint32_t *ids; /* payload frame */
     struct msg_sampling sampling;
     struct msg_limits limits;
-    uint32_t attempt; /* 0 at first; counts assignments */
+    /* RouterSubmit: one of group_count choices of one client request, sent in order one after the
+     * other; group_tokens = prompt tokens of all of them.  0 = alone. */
+    uint64_t group_tokens;
+    uint32_t group_index, group_count;
+    uint32_t attempt; /* 0 at first; counts assignments, in RouterSubmit repetitions */
     bool canary;      /* router's own; set on WorkerAssign only */
 };
 
@@ -185,6 +189,7 @@ struct msg_worker_info { /* WorkerState: every 500 ms and on a change */
     uint32_t vocab_size;
     double decode_tokens_per_s, prefill_tokens_per_s;
     uint64_t step_us_last, gap_us_max;
+    uint64_t step_age_us; /* since the step in flight began; 0 = none is */
     struct msg_ledger ledger;
     struct hash128 model_fp;
     const char *quantization;

@@ -307,7 +307,16 @@ static void waiting_tick(struct rt_core *c, struct rt_request *r)
         rt_request_finish(c, r, MSG_FINISH_FAILED, ERR_TIMEOUT, NULL);
         return;
     }
-    if (c->now_us - c->usable_us <= c->options.no_worker_us_max)
+    enum rt_fit fit = rt_table_fit(c->table, r->ids.count);
+    if (fit == RT_FIT_NEVER) {
+        rt_request_finish(c, r, MSG_FINISH_FAILED, ERR_CONTEXT, NULL);
+        return;
+    }
+    if (fit == RT_FIT_USABLE)
+        r->fit_us = c->now_us;
+    uint64_t fit_us = r->fit_us > r->queued_us ? r->fit_us : r->queued_us;
+    uint64_t max_us = c->options.no_worker_us_max;
+    if (c->now_us - c->usable_us <= max_us && c->now_us - fit_us <= max_us)
         return;
     rt_request_finish(c, r, MSG_FINISH_FAILED, c->ever_usable ? ERR_NO_WORKER : ERR_LOADING, NULL);
 }

@@ -78,6 +78,7 @@ struct rt_request {
     uint64_t queue_us;     /* waited so far */
     uint64_t accepted_us, submitted_us, queued_us, assigned_us, cancel_us, done_us;
     uint64_t deadline_us; /* monotonic; 0 = none */
+    uint64_t fit_us;      /* when some usable worker was large enough last */
     bool first_token;
 
     bool has_running;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The shell's side of the drafter: hellos, the tap ring it wants; what it says goes to the core. */
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "lib/base/check.h"
@@ -25,7 +26,7 @@ void wk_shell_draft_beat(struct wk_shell *s)
         .tap_ring = s->taps.options.layer_count > 0 ? s->taps.path : "",
         .tap_ring_incarnation = s->taps.options.incarnation,
     };
-    wk_shell_send(s, WK_DRAFTER, &m);
+    wk_shell_beat(s, WK_DRAFTER, &m);
 }
 
 /* What a drafter asks for, bounded by what this model has. */
@@ -90,16 +91,8 @@ void wk_shell_draft_message(struct wk_shell *s, const struct msg *m)
     CHECK_OBJ(s, WK_SHELL_MAGIC);
     if (s->core == NULL)
         return;
-    if (m->type == MSG_DRAFT_HELLO_REPLY) {
-        const struct msg_draft_hello_reply *h = &m->u.draft_hello_reply;
-        if (h->incarnation != s->drafter_incarnation) {
-            s->drafter_incarnation = h->incarnation;
-            s->taps.refused = false;
-            log_info(WORKER, "drafter up",
-                     "source=%s drafts_max=%u taps=%u incarnation=%016" PRIx64, h->source,
-                     h->draft_tokens_max, h->tap_layer_count, s->drafter_incarnation);
-        }
-        taps_settle(s, h);
+#include <stdio.h>
+#include <string.h>
     }
     struct wk_event event = {.type = WK_EV_MSG, .msg = m};
     wk_shell_step(s, &event);

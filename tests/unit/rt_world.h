@@ -78,6 +78,8 @@ struct stream { /* a request as its gateway follows it */
     int32_t priority;
     uint32_t client;
     uint64_t deadline_unix_us;
+    uint32_t group_index, group_count;
+    uint64_t group_tokens;
     bool cancelled, frozen_over; /* a CANCELLED finish may come: asked, or the gateway slept */
     bool receipt;
     struct msg_receipt r;
@@ -627,6 +629,10 @@ static inline void stream_submit(struct world *w, uint32_t i, struct stream *s)
     m.u.request.sampling.repetition_penalty = 1;
     m.u.request.limits.output_tokens_max = s->max;
     m.u.request.limits.deadline_unix_us = s->deadline_unix_us;
+    m.u.request.group_index = s->group_index;
+    m.u.request.group_count = s->group_count;
+    m.u.request.group_tokens = s->group_tokens;
+    m.u.request.attempt = s->sent_us != 0;
     s->state = S_SENT;
     s->sent_us = w->now_us;
     link_push(w, &w->to_router[WORKERS + i], &m);
