@@ -368,18 +368,32 @@ void df_model_drain(struct df_model *m, uint32_t ring)
     stage_flush(m);
 }
 
+static bool record_is(const struct df_ring *r, uint64_t at, const struct msg_id *id,
+                      struct tap_record *ret_record)
+{
+    return tap_ring_peek(&r->ring, at, ret_record) && memcmp(&ret_record->id, id, sizeof *id) == 0;
+}
+
 void df_model_refill(struct df_model *m, uint32_t sequence)
 {
     struct df_sequence_context *s = sequence_at(m, sequence);
     if (!s->used || s->ring >= m->options.rings_max || m->rings[s->ring].memory == NULL)
         return;
     const struct df_ring *r = &m->rings[s->ring];
-    for (uint64_t at = oldest(r, r->next); at < r->next; at++) {
-        struct tap_record record;
-        if (!tap_ring_peek(&r->ring, at, &record) || memcmp(&record.id, &s->id, sizeof s->id) != 0)
+    struct tap_record record;
+    uint64_t from = r->next;
+    /* Back to its first row, or to one that no draft can see; mostly the newest records. */
+    for (uint64_t at = r->next; at > oldest(r, r->next); at--) {
+        if (!record_is(r, at - 1, &s->id, &record))
             continue;
-        m->counters.refilled += record_take(m, r, at, sequence, record.position);
+        from = at - 1;
+        if (record.position == 0 ||
+            (m->reach != UINT32_MAX && (uint64_t)record.position + m->reach + 1 < s->length))
+            break;
     }
+    for (; from < r->next; from++)
+        if (record_is(r, from, &s->id, &record))
+            m->counters.refilled += record_take(m, r, from, sequence, record.position);
     stage_flush(m);
 }
 

@@ -91,8 +91,17 @@ void wk_shell_draft_message(struct wk_shell *s, const struct msg *m)
     CHECK_OBJ(s, WK_SHELL_MAGIC);
     if (s->core == NULL)
         return;
-#include <stdio.h>
-#include <string.h>
+    if (m->type == MSG_DRAFT_HELLO_REPLY) {
+        const struct msg_draft_hello_reply *h = &m->u.draft_hello_reply;
+        if (h->incarnation != s->drafter_incarnation) {
+            s->drafter_incarnation = h->incarnation;
+            s->taps.refused = false;
+            snprintf(s->drafter_source, sizeof s->drafter_source, "%.31s", h->source);
+            log_info(WORKER, "drafter up",
+                     "source=%s drafts_max=%u taps=%u incarnation=%016" PRIx64, h->source,
+                     h->draft_tokens_max, h->tap_layer_count, s->drafter_incarnation);
+        }
+        taps_settle(s, h);
     }
     struct wk_event event = {.type = WK_EV_MSG, .msg = m};
     wk_shell_step(s, &event);

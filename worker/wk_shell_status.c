@@ -195,6 +195,23 @@ static const char *phase(const struct wk_shell *s)
                           : "up";
 }
 
+/* What became of the drafts since the start, all together and by position. */
+static void drafts_add(const struct wk_shell *s, struct str *out)
+{
+    static const struct wk_stats none;
+    const struct wk_stats *t = s->core != NULL ? wk_core_stats(s->core) : &none;
+    str_add_format(out,
+                   ",\"drafts\":{\"drafted\":%" PRIu64 ",\"right\":%" PRIu64
+                   ",\"drafts_late\":%" PRIu64 ",\"drafts_timeout\":%" PRIu64
+                   ",\"degraded\":%s,\"right_by_position\":[",
+                   t->drafted, t->accepted, t->drafts_late, t->drafts_timeout,
+                   s->core != NULL && wk_core_drafter_poor(s->core) ? "true" : "false");
+    for (uint32_t j = 0; j < WK_SPEC_DRAFTS_MAX && t->drafted_at[j] > 0; j++)
+        str_add_format(out, "%s%.2f", j > 0 ? "," : "",
+                       (double)t->accepted_at[j] / (double)t->drafted_at[j]);
+    str_add_text(out, "]}");
+}
+
 static void on_health(void *arg, struct str *out)
 {
     struct wk_shell *s = arg;
@@ -216,6 +233,7 @@ static void on_health(void *arg, struct str *out)
                    info.quantization, info.step_age_us / 1000, s->drafter_source, info.kv_state,
                    info.drafter_state, info.ledger.accepted, info.ledger.finished,
                    info.ledger.failed, info.ledger.cancelled, info.ledger.live);
+    drafts_add(s, out);
 }
 
 static void on_heartbeat(void *arg, void (*add)(void *add_arg, const char *name, const char *value),

@@ -49,9 +49,12 @@ static enum err file_create(struct wk_taps *t, void **ret_memory, struct err_det
     if (fd < 0)
         return err_set(detail, ERR_IO, "%s: %s", t->path, strerror(errno));
     void *memory = MAP_FAILED;
-    if (ftruncate(fd, (off_t)t->bytes) == 0)
+    /* Taken now: a full /dev/shm is a refusal here and would be a signal at the first write. */
+    int why = posix_fallocate(fd, 0, (off_t)t->bytes);
+    if (why == 0) {
         memory = mmap(NULL, t->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    int why = errno;
+        why = errno;
+    }
     close(fd);
     if (memory == MAP_FAILED) {
         unlink(t->path);
