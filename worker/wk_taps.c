@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,10 +33,9 @@ struct wk_taps {
 void wk_taps_path(const char *run_dir, uint32_t worker, uint32_t turn,
                   char ret_path[TAP_RING_PATH_BYTES])
 {
-    char *absolute = realpath(run_dir, NULL), hex[33];
-    const char *name = absolute != NULL ? absolute : run_dir;
+    char resolved[PATH_MAX], hex[33];
+    const char *name = realpath(run_dir, resolved) != NULL ? resolved : run_dir;
     struct hash128 hash = hash_xxh3_once(name, strlen(name));
-    free(absolute);
     hex_encode(&hash, sizeof hash, hex);
     snprintf(ret_path, TAP_RING_PATH_BYTES, "/dev/shm/tandem-taps-%.16s-%u.%u", hex, worker,
              turn % 2);

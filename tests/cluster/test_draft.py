@@ -10,9 +10,10 @@ import threading
 import time
 
 import cluster
-from cluster import Cluster, LONG, GOLDEN, ROOT, greedy_cases, parallel, wait_for
+from cluster import Cluster, GOLDEN, parallel, wait_for
 
 MXFP8 = os.path.join(GOLDEN, "dflash2", "mxfp8")
+ROUNDS = int(os.environ.get("TANDEM_ROUNDS", "0"))     # of the long run
 STEADY = {"worker__deadline_ms": 2000, "drafter__deadline_ms": 2000}   # a busy machine is no fault
 
 
@@ -110,7 +111,7 @@ class Hurt:
 
 def test_one_text_whatever_happens_to_the_drafter():
     """Seeded runs in batches of 8, each with its own policy, while the drafter is hurt."""
-    rounds = 25 if LONG else 3
+    rounds = ROUNDS or 3
     rng = random.Random(random.getrandbits(64))
     ids = prompts()
     with Cluster() as c:
@@ -239,14 +240,6 @@ def test_a_poor_drafter_raises_the_alarm():
         wait_for("degraded", 5, lambda: c.health("worker")["drafter_state"] == 2)
         assert metrics(c, "worker")["tandem_worker_drafter_degraded"] == 1
         assert "drafter degraded" in c.log("worker")
-
-
-def test_a_drafter_for_another_model_is_no_drafter():
-    model = os.path.join(GOLDEN, "model-random")
-    with Cluster(worker__model=model, **STEADY) as c:
-        wait_for("hello", 15, lambda: "drafter up" in c.log("worker"))
-        assert "taps=0" in c.log("worker") and c.health("drafter")["rings"] == 0
-        assert metrics(c, "drafter")["tandem_drafter_misfit_hellos_total"] > 0
 
 
 if __name__ == "__main__":
