@@ -60,7 +60,7 @@ static void info_fill(struct wk_shell *s, struct msg_worker_info *w)
     w->worker_id = p->id;
     w->incarnation = s->incarnation;
     w->numerics = p->numerics;
-    w->warnings = "";
+    w->warnings = s->loaded ? wk_exec_loaded(s->exec)->info->warnings : "";
     if (w->blocks_free > w->blocks_total)
         w->blocks_free = w->blocks_total;
 }
