@@ -18,6 +18,7 @@
 #define WK_CANARY_OUTPUT 8u
 
 struct loop_waker;
+struct wk_taps;
 struct wk_exec;
 struct wk_ranks;
 
@@ -39,7 +40,8 @@ struct wk_loaded {
     const struct model_info *info;
     uint32_t context_max;
     uint32_t canary_ids[WK_CANARY_PROMPT];
-    uint32_t canary_output[WK_CANARY_OUTPUT];
+    /* by the types of the latent and of the index rows */
+    uint32_t canary_output[KV_ROW_COUNT][KV_ROW_COUNT][WK_CANARY_OUTPUT];
     double prefill_us_per_row, decode_us_per_step; /* of the canary */
     uint64_t load_us;
 };
@@ -69,6 +71,8 @@ void wk_exec_attach(struct wk_exec *x, const struct model_kv *kv, uint32_t epoch
 /* Ranks above 0 carry out what rank 0 tells them from loading on; nothing is handed to them. */
 uint64_t wk_exec_steps(const struct wk_exec *x); /* plans carried out */
 
+/* Hands a tap ring over; it is written to from the next batch that begins with none paused. */
+void wk_exec_taps(struct wk_exec *x, struct wk_taps **taps_p);
 /* Hands the plan over until its WK_NEWS_DONE. */
 void wk_exec_run(struct wk_exec *x, const struct wk_plan *plan);
 

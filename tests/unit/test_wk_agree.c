@@ -35,6 +35,8 @@ static void random_setup(struct rng *rng, struct wk_plan_setup *s)
     s->seed = rng_u64(rng);
     s->choice = rng_below(rng, 3);
     s->logprobs = rng_below(rng, 2) != 0;
+    s->id.bytes[3] = (uint8_t)rng_u32(rng);
+    s->taps = rng_below(rng, 2) != 0;
     s->bias_count = rng_below(rng, 5);
     for (uint32_t i = 0; i < s->bias_count; i++) {
         s->bias_ids[i] = rng_below(rng, limits.vocab_size);
