@@ -70,7 +70,8 @@ struct model_info {
      * from the model */
     const uint8_t *has_token;
     /* over tensors (name, dtype, shape, xxh3-128), config, tokenizer */
-    struct hash128 model_fp;
+    struct hash128 model_fp;   /* weights, config, tokenizer, chat template */
+    struct hash128 weights_fp; /* names, shapes and bytes of the tensors alone */
     const char *kernels;   /* variants in use, for the log: "avx2 fast: linear ...; ref: ..." */
     char quantization[96]; /* from the tensors, e.g. "bf16, 5.3 M parameters" */
     /* geometry of the cache, for kvmgr */
