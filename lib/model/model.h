@@ -72,8 +72,8 @@ struct model_info {
     /* over tensors (name, dtype, shape, xxh3-128), config, tokenizer */
     struct hash128 model_fp;   /* weights, config, tokenizer, chat template */
     struct hash128 weights_fp; /* names, shapes and bytes of the tensors alone */
-    const char *kernels;   /* variants in use, for the log: "avx2 fast: linear ...; ref: ..." */
-    char quantization[96]; /* from the tensors, e.g. "bf16, 5.3 M parameters" */
+    const char *kernels;       /* variants in use, for the log: "avx2 fast: linear ...; ref: ..." */
+    char quantization[96];     /* from the tensors, e.g. "bf16, 5.3 M parameters" */
     /* geometry of the cache, for kvmgr */
     uint32_t dsa_layers;  /* layers with latent and index rows */
     uint32_t latent_dim;  /* kv_lora_rank */
