@@ -86,6 +86,28 @@ def test_bad_configuration_is_said_at_once():
             c.__exit__()
 
 
+def test_down_at_any_moment_leaves_nobody():
+    """However early `down` comes after an `up`, no supervisor and no role stays behind."""
+    for tenths in (0, 1, 2, 3, 5, 8):
+        c = Cluster()
+        up = subprocess.Popen([cluster.TANDEM, "--build", cluster.BUILD, "--run_dir", c.run_dir,
+                               "--state_dir", c.state_dir, "up", "--set",
+                               f"gateway.listen=127.0.0.1:{c.port}"], cwd=cluster.ROOT,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(tenths / 10)
+        up.kill()
+        up.wait()
+        c.tandem("down", check=False)
+        time.sleep(0.5)
+        mine = subprocess.run(["pgrep", "-f", c.run_dir], capture_output=True, text=True,
+                              check=False).stdout.split()
+        left = [pid for pid in mine if pid_alive(pid)]
+        for pid in left:
+            os.kill(int(pid), signal.SIGKILL)
+        c.__exit__()
+        assert not left, (tenths, left)
+
+
 def test_a_taken_port_is_waited_for():
     """Somebody holds the gateway's port for a while: it is tried again, not given up."""
     c = Cluster()
