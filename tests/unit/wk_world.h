@@ -258,7 +258,8 @@ static inline void kv_open(struct world *w, const struct msg *m)
     for (uint32_t i = 0; i < ENTRIES && l == NULL; i++)
         if (w->leases[i].lease == 0)
             l = &w->leases[i];
-    assert_int_equal(m->u.kv_open.hash_count, r->q.prompt_count / w->options.shape.block_tokens);
+    assert_int_equal(m->u.kv_open.hash_count,
+                     (r->q.prompt_count + r->got_count) / w->options.shape.block_tokens);
     struct item *it = later(w, 20 + rng_below(&w->rng, 2000));
     it->msg.type = MSG_KV_OPEN_REPLY;
     it->msg.id = m->id;
@@ -726,6 +727,7 @@ static inline struct world *world_new(uint64_t seed, const struct wk_core_option
     w->us_fixed = 5000;
     w->options.shape.block_count = block_count;
     w->options.shape.slot_count = w->slot_count;
+    w->options.shape.live_slots = w->slot_count;
     uint32_t pool = block_count * options->shape.block_tokens;
     if (pool < w->options.context_max)
         w->options.context_max = pool;
@@ -790,7 +792,10 @@ static inline struct wk_core_options options_of(uint32_t seqs, uint32_t block_to
         .has_token = has_token,
         .stop_id_count = 1,
         .stop_ids = stop_ids,
-        .shape = {.block_tokens = block_tokens, .block_count = 1, .slot_count = seqs},
+        .shape = {.block_tokens = block_tokens,
+                  .block_count = 1,
+                  .slot_count = seqs,
+                  .live_slots = seqs},
         .prefill_us_per_row = 700,
         .decode_us_per_step = 5000,
     };
