@@ -4,7 +4,8 @@
  *
  * The fake model's token is a hash of the whole history, read back through the block tables that
  * the plans carry and checked against the state slot, so a wrong table, slot, replay count or
- * position changes the text.  For test_wk_core.c alone: functions are static inline. */
+ * position changes the text.  With shape.snapshot_every > 0 the fake kvmgr keeps committed blocks
+ * and snapshots, gives them to whoever asks for their hashes, and drops them at random.  For test_wk_core.c alone: functions are static inline. */
 #ifndef TESTS_UNIT_WK_WORLD_H
 #define TESTS_UNIT_WK_WORLD_H
 
@@ -28,7 +29,9 @@
 #define TEXT_MAX   512u
 #define BLOCKS_MAX 256u
 #define BT_MAX     16u
-#define SLOTS_MAX  32u
+#define SLOTS_MAX  48u
+#define SNAPS      28u /* most snapshot slots of a world with a cache */
+#define GRANTS     3u
 #define QUEUE_MAX  4096u
 #define ENTRIES    64u
 
@@ -53,7 +56,11 @@ struct lease {
     uint64_t lease;
     uint32_t request, slot, count;
     uint32_t blocks[BLOCKS_MAX];
+    uint32_t shared;  /* blocks that came from the cache */
+    uint32_t restore; /* snapshot that may still be read, 0 = none */
 };
+
+enum snap_state { SNAP_FREE, SNAP_GRANTED, SNAP_KEPT };
 
 struct item {
     uint64_t at_us, order;
@@ -94,9 +101,17 @@ struct world {
     struct lease leases[ENTRIES];
     uint64_t lease_next;
     uint32_t block_count, slot_count, block_used, kv_refusals;
-    bool block_taken[BLOCKS_MAX], slot_taken[SLOTS_MAX];
+    bool slot_taken[SLOTS_MAX];
+    uint32_t refs[BLOCKS_MAX];         /* leases that hold the block */
+    bool known[BLOCKS_MAX];            /* committed, under a hash */
+    struct hash128 hashes[BLOCKS_MAX]; /* of known ones */
+    uint32_t snap[BLOCKS_MAX];         /* snapshot slot at its end, 0 = none */
+    enum snap_state snaps[SLOTS_MAX];
+    uint32_t snap_count; /* slots behind slot_count */
+    uint32_t granted[MSG_GRANTS_MAX];
+    uint64_t reused, kept; /* tokens that came from the cache; snapshots */
     bool kv_restart_pending;
-    uint64_t kv_incarnation;
+    uint64_t kv_incarnation, kv_last_us;
     /* executor */
     uint32_t rows[BLOCKS_MAX * BT_MAX];
     struct state_slot slots[SLOTS_MAX];
@@ -191,6 +206,17 @@ static inline struct item *later(struct world *w, uint64_t delay_us)
     return NULL;
 }
 
+/* An answer of kvmgr: they keep their order. */
+static inline struct item *later_kv(struct world *w, enum msg_type type)
+{
+    struct item *it = later(w, 20 + rng_below(&w->rng, 2000));
+    if (it->at_us < w->kv_last_us)
+        it->at_us = w->kv_last_us;
+    w->kv_last_us = it->at_us;
+    it->msg.type = type;
+    return it;
+}
+
 static inline struct item *earliest(struct world *w)
 {
     struct item *best = NULL;
@@ -221,30 +247,166 @@ static inline struct lease *lease_find(struct world *w, uint64_t lease)
     return NULL;
 }
 
+/* Whoever reads these rows now reads nonsense. */
+static inline void block_poison(struct world *w, uint32_t block)
+{
+    memset(&w->rows[block * BT_MAX], 0xee, BT_MAX * sizeof *w->rows);
+}
+
+static inline void block_unref(struct world *w, uint32_t block)
+{
+    assert_true(w->refs[block] > 0);
+    if (--w->refs[block] > 0)
+        return;
+    w->block_used--;
+    if (!w->known[block])
+        block_poison(w, block);
+}
+
+static inline void block_forget(struct world *w, uint32_t block)
+{
+    assert_true(w->known[block] && w->refs[block] == 0);
+    w->known[block] = false;
+    if (w->snap[block] != 0)
+        w->snaps[w->snap[block]] = SNAP_FREE;
+    w->snap[block] = 0;
+    block_poison(w, block);
+}
+
 static inline void lease_drop(struct world *w, struct lease *l)
 {
-    for (uint32_t i = 0; i < l->count; i++) {
-        assert_true(w->block_taken[l->blocks[i]]);
-        w->block_taken[l->blocks[i]] = false;
-        w->block_used--;
-        /* Whoever reads these rows now reads nonsense. */
-        memset(&w->rows[l->blocks[i] * BT_MAX], 0xee, BT_MAX * sizeof *w->rows);
-    }
+    for (uint32_t i = 0; i < l->count; i++)
+        block_unref(w, l->blocks[i]);
     w->slot_taken[l->slot] = false;
     memset(l, 0, sizeof *l);
 }
 
+static inline void block_hold(struct world *w, struct lease *l, uint32_t block)
+{
+    w->block_used += w->refs[block]++ == 0;
+    l->blocks[l->count++] = block;
+}
+
+/* Free ones first; else what is cached goes. */
 static inline void blocks_give(struct world *w, struct lease *l, uint32_t count, uint32_t *ret_ids)
 {
     uint32_t at = rng_below(&w->rng, w->block_count);
     for (uint32_t i = 0; i < count; i++) {
-        while (w->block_taken[at])
+        uint32_t turn = 0;
+        while (w->refs[at] > 0 || (w->known[at] && turn < w->block_count)) {
             at = (at + 1) % w->block_count;
-        w->block_taken[at] = true;
-        w->block_used++;
-        l->blocks[l->count++] = at;
+            turn++;
+        }
+        if (w->known[at])
+            block_forget(w, at);
+        block_hold(w, l, at);
         ret_ids[i] = at;
     }
+}
+
+static inline uint32_t block_find(struct world *w, const struct hash128 *hash)
+{
+    for (uint32_t i = 0; i < w->block_count; i++)
+        if (w->known[i] && memcmp(&w->hashes[i], hash, sizeof *hash) == 0)
+            return i;
+    return WK_NONE;
+}
+
+/* The slots that the worker may write, topped up where there is room; sometimes a snapshot that
+ * nobody reads goes for one. */
+static inline uint32_t grants(struct world *w, uint32_t *ret_slots)
+{
+    uint32_t count = 0;
+    for (uint32_t s = w->slot_count; s < w->slot_count + w->snap_count; s++)
+        if (w->snaps[s] == SNAP_GRANTED)
+            ret_slots[count++] = s;
+    for (uint32_t turn = 0; turn < 2; turn++) {
+        for (uint32_t s = w->slot_count; s < w->slot_count + w->snap_count && count < GRANTS; s++)
+            if (w->snaps[s] == SNAP_FREE) {
+                w->snaps[s] = SNAP_GRANTED;
+                ret_slots[count++] = s;
+            }
+        for (uint32_t b = 0; b < w->block_count && count < GRANTS && turn == 0; b++) {
+            bool read = w->snap[b] == 0 || rng_below(&w->rng, 16) != 0;
+            for (uint32_t i = 0; i < ENTRIES; i++)
+                read |= w->leases[i].restore == w->snap[b];
+            if (!read) {
+                w->snaps[w->snap[b]] = SNAP_FREE;
+                w->snap[b] = 0;
+            }
+        }
+    }
+    return count;
+}
+
+/* Shares the longest front of the asked chain that ends with a snapshot. */
+static inline void front_share(struct world *w, struct lease *l, const struct msg_kv_open *open,
+                               struct msg_kv_open_reply *reply, uint32_t *ret_ids)
+{
+    uint32_t found[BLOCKS_MAX], best = 0, bt = w->options.shape.block_tokens;
+    for (uint32_t i = 0; i < open->hash_count && (i + 1) * bt <= open->reuse_max; i++) {
+        found[i] = block_find(w, &open->hashes[i]);
+        if (found[i] == WK_NONE)
+            break;
+        if (w->snap[found[i]] != 0)
+            best = i + 1;
+    }
+    reply->snapshot_slot = UINT32_MAX;
+    if (best == 0)
+        return;
+    for (uint32_t i = 0; i < best; i++) {
+        block_hold(w, l, found[i]);
+        ret_ids[i] = found[i];
+    }
+    l->shared = best;
+    l->restore = w->snap[found[best - 1]];
+    reply->snapshot_slot = l->restore;
+    reply->reusable_tokens = best * bt;
+    w->reused += best * bt;
+}
+
+static inline void kv_commit(struct world *w, const struct msg_kv_commit *c)
+{
+    struct lease *l = lease_find(w, c->lease);
+    assert_non_null(l);
+    assert_true(c->first_block + c->hash_count <= l->count && c->first_block >= l->shared);
+    assert_true((c->first_block + c->hash_count) * w->options.shape.block_tokens <= c->token_count);
+    l->restore = 0;
+    for (uint32_t i = 0; i < c->hash_count && w->snap_count > 0; i++) {
+        uint32_t block = l->blocks[c->first_block + i];
+        assert_false(w->known[block]);
+        if (block_find(w, &c->hashes[i]) != WK_NONE)
+            continue; /* stays the lease's own copy */
+        w->known[block] = true;
+        w->hashes[block] = c->hashes[i];
+    }
+}
+
+static inline void kv_snapshot(struct world *w, const struct msg *m)
+{
+    const struct msg_kv_snapshot *s = &m->u.kv_snapshot;
+    struct request *r = request_of(w, &m->id);
+    uint32_t block = block_find(w, &s->hash);
+    uint64_t hash = 0;
+    assert_int_equal(w->snaps[s->slot], SNAP_GRANTED);
+    assert_true(s->token_count > 0 && s->token_count % w->options.shape.block_tokens == 0);
+    /* The copy holds exactly these tokens. */
+    assert_int_equal(w->slots[s->slot].count, s->token_count);
+    for (uint32_t i = 0; i < s->token_count; i++)
+        hash = mix(hash, i < r->q.prompt_count ? r->ids[i] : r->text[i - r->q.prompt_count]);
+    assert_true(w->slots[s->slot].hash == hash);
+    struct item *it = later_kv(w, MSG_KV_SNAPSHOT_REPLY);
+    it->msg.id = m->id;
+    struct msg_kv_snapshot_reply *reply = &it->msg.u.kv_snapshot_reply;
+    reply->lease = s->lease;
+    reply->slot = s->slot;
+    reply->code = block == WK_NONE ? ERR_NOT_FOUND : ERR_OK;
+    if (block != WK_NONE && w->snap[block] == 0) {
+        w->snap[block] = s->slot;
+        w->snaps[s->slot] = SNAP_KEPT;
+        w->kept++;
+    }
+    reply->granted_count = grants(w, it->ids);
 }
 
 static inline void kv_open(struct world *w, const struct msg *m)
@@ -260,8 +422,7 @@ static inline void kv_open(struct world *w, const struct msg *m)
             l = &w->leases[i];
     assert_int_equal(m->u.kv_open.hash_count,
                      (r->q.prompt_count + r->got_count) / w->options.shape.block_tokens);
-    struct item *it = later(w, 20 + rng_below(&w->rng, 2000));
-    it->msg.type = MSG_KV_OPEN_REPLY;
+    struct item *it = later_kv(w, MSG_KV_OPEN_REPLY);
     it->msg.id = m->id;
     while (slot < w->slot_count && w->slot_taken[slot])
         slot++;
@@ -276,10 +437,11 @@ static inline void kv_open(struct world *w, const struct msg *m)
     l->request = index;
     l->slot = slot;
     w->slot_taken[slot] = true;
-    blocks_give(w, l, m->u.kv_open.blocks_wanted, it->ids);
+    assert_int_equal(m->u.kv_open.reuse_max, r->q.prompt_count + r->got_count - 1);
+    front_share(w, l, &m->u.kv_open, reply, it->ids);
+    blocks_give(w, l, m->u.kv_open.blocks_wanted - l->count, it->ids + l->count);
     reply->lease = l->lease;
     reply->state_slot = slot;
-    reply->snapshot_slot = UINT32_MAX;
     reply->block_count = l->count;
     r->opened_us = it->at_us;
     r->sliced_us = 0;
@@ -289,8 +451,7 @@ static inline void kv_extend(struct world *w, const struct msg *m)
 {
     const struct msg_kv_extend *e = &m->u.kv_extend;
     struct lease *l = lease_find(w, e->lease);
-    struct item *it = later(w, 20 + rng_below(&w->rng, 2000));
-    it->msg.type = MSG_KV_EXTEND_REPLY;
+    struct item *it = later_kv(w, MSG_KV_EXTEND_REPLY);
     it->msg.id = m->id;
     struct msg_kv_extend_reply *reply = &it->msg.u.kv_extend_reply;
     reply->lease = e->lease;
@@ -322,12 +483,10 @@ static inline void kv_message(struct world *w, const struct msg *m)
             lease_drop(w, l);
         break;
     case MSG_KV_COMMIT:
-        l = lease_find(w, m->u.kv_commit.lease);
-        assert_non_null(l);
-        assert_true(m->u.kv_commit.first_block + m->u.kv_commit.hash_count <= l->count);
-        assert_true((m->u.kv_commit.first_block + m->u.kv_commit.hash_count) *
-                        w->options.shape.block_tokens <=
-                    m->u.kv_commit.token_count);
+        kv_commit(w, &m->u.kv_commit);
+        break;
+    case MSG_KV_SNAPSHOT:
+        kv_snapshot(w, m);
         break;
     default:
         fail_msg("message %d to kvmgr", m->type);
@@ -449,8 +608,9 @@ static inline void tables_take(struct world *w, const struct wk_plan *p)
 {
     for (uint32_t i = 0; i < p->seq_count; i++) {
         const struct wk_plan_seq *s = &p->seqs[i];
+        assert_true(!s->fresh || s->setup != WK_NONE);
         if (s->setup != WK_NONE) {
-            assert_true(s->fresh);
+            assert_true(s->fresh != s->restore);
             w->setups[s->entry] = p->setups[s->setup];
             w->table_count[s->entry] = 0;
         }
@@ -465,6 +625,10 @@ static inline void seq_run(struct world *w, const struct wk_plan_seq *s, const u
 {
     struct state_slot *slot = &w->slots[s->state_slot];
     assert_true(s->state_slot < w->slot_count && s->row_count >= 1);
+    if (s->restore) {
+        assert_int_equal(w->snaps[s->restore_slot], SNAP_KEPT);
+        *slot = w->slots[s->restore_slot];
+    }
     if (s->fresh)
         memset(slot, 0, sizeof *slot);
     assert_true(s->replay_count <= slot->journal_count);
@@ -480,7 +644,9 @@ static inline void seq_run(struct world *w, const struct wk_plan_seq *s, const u
     ret->count = 0;
     ret->top_count = w->setups[s->entry].top_logprobs;
     for (uint32_t j = 0; j < s->row_count; j++) {
-        *row(w, s->entry, s->position_start + j) = ids[j];
+        uint32_t *at = row(w, s->entry, s->position_start + j);
+        assert_false(w->known[(uint32_t)(at - w->rows) / BT_MAX]); /* shared or to be shared */
+        *at = ids[j];
         state = mix(state, ids[j]);
         if (j >= s->logits_from && (ret->count == j - s->logits_from)) {
             uint32_t id = model_token(state, s->position_start + j + 1, &w->setups[s->entry]);
@@ -501,12 +667,16 @@ static inline void seq_run(struct world *w, const struct wk_plan_seq *s, const u
         slot->count += s->row_count;
         slot->hash = state;
     }
+    if (s->snapshot) {
+        assert_int_equal(w->snaps[s->snapshot_slot], SNAP_GRANTED);
+        w->slots[s->snapshot_slot] = *slot;
+    }
 }
 
 static inline void note_first_slices(struct world *w, const struct wk_plan *p)
 {
     for (uint32_t i = 0; i < p->seq_count; i++) {
-        if (!p->seqs[i].fresh)
+        if (p->seqs[i].setup == WK_NONE)
             continue;
         for (uint32_t k = 0; k < ENTRIES; k++)
             if (w->leases[k].lease != 0 && w->leases[k].slot == p->seqs[i].state_slot) {
@@ -612,6 +782,10 @@ static inline void event_plain(struct world *w, enum wk_event_type type)
 {
     struct wk_event e = {
         .type = type, .kv_epoch = (uint32_t)w->kv_incarnation, .shape = w->options.shape};
+    if (type == WK_EV_KV_ATTACHED) {
+        e.granted_count = grants(w, w->granted);
+        e.granted = w->granted;
+    }
     step(w, &e);
 }
 
@@ -636,10 +810,14 @@ static inline void kv_return(struct world *w)
     for (uint32_t i = 0; i < ENTRIES; i++)
         if (w->leases[i].lease != 0)
             lease_drop(w, &w->leases[i]);
-    memset(w->rows, 0xdd, sizeof w->rows);
+    for (uint32_t s = w->slot_count; s < w->slot_count + w->snap_count; s++)
+        if (w->snaps[s] == SNAP_GRANTED)
+            w->snaps[s] = SNAP_FREE;
     for (uint32_t i = 0; i < QUEUE_MAX; i++) /* its old answers die with it */
-        if (w->queue[i].used && (w->queue[i].msg.type == MSG_KV_OPEN_REPLY ||
-                                 w->queue[i].msg.type == MSG_KV_EXTEND_REPLY))
+        if (w->queue[i].used &&
+            (w->queue[i].msg.type == MSG_KV_OPEN_REPLY ||
+             w->queue[i].msg.type == MSG_KV_SNAPSHOT_REPLY ||
+             w->queue[i].msg.type == MSG_KV_STATE || w->queue[i].msg.type == MSG_KV_EXTEND_REPLY))
             w->queue[i].used = false;
     event_plain(w, WK_EV_KV_ATTACHED);
 }
@@ -683,6 +861,10 @@ static inline bool advance(struct world *w)
         now.msg.u.kv_open_reply.blocks = now.ids;
     if (now.msg.type == MSG_KV_EXTEND_REPLY)
         now.msg.u.kv_extend_reply.blocks = now.ids;
+    if (now.msg.type == MSG_KV_STATE)
+        now.msg.u.kv_state.granted = now.ids;
+    if (now.msg.type == MSG_KV_SNAPSHOT_REPLY)
+        now.msg.u.kv_snapshot_reply.granted = now.ids;
     if (now.msg.type == MSG_DRAFT_REPLY)
         now.msg.u.draft_reply.ids = now.msg.u.draft_reply.ids_count > 0 ? now.ids : NULL;
     event_msg(w, &now.msg);
@@ -702,10 +884,11 @@ static inline void hello(struct world *w)
 /* The shell's heartbeats: kvmgr is alive, the drafter too unless silent. */
 static inline void heartbeat(struct world *w)
 {
-    struct msg m = {.type = MSG_KV_STATE,
-                    .u.kv_state = {.blocks_free = w->block_count - w->block_used}};
-    if (!w->kv_restart_pending)
-        event_msg(w, &m);
+    if (!w->kv_restart_pending) {
+        struct item *it = later_kv(w, MSG_KV_STATE);
+        it->msg.u.kv_state.blocks_free = w->block_count - w->block_used;
+        it->msg.u.kv_state.granted_count = grants(w, it->ids);
+    }
     hello(w);
 }
 
@@ -726,7 +909,9 @@ static inline struct world *world_new(uint64_t seed, const struct wk_core_option
     w->us_per_row = 700;
     w->us_fixed = 5000;
     w->options.shape.block_count = block_count;
-    w->options.shape.slot_count = w->slot_count;
+    w->snap_count =
+        options->shape.snapshot_every > 0 ? 1 + options->shape.snapshot_every % SNAPS : 0;
+    w->options.shape.slot_count = w->slot_count + w->snap_count;
     w->options.shape.live_slots = w->slot_count;
     uint32_t pool = block_count * options->shape.block_tokens;
     if (pool < w->options.context_max)
