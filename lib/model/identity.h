@@ -20,10 +20,15 @@ struct identity_texts {
     size_t tokenizer_bytes;
 };
 
+/* hashed may be NULL; it is told the bytes of every tensor. */
 typedef void (*identity_hashed_fn)(void *arg, uint64_t bytes);
 struct hash128 identity_fingerprint(const struct safetensors *set,
                                     const struct identity_texts *texts, identity_hashed_fn hashed,
                                     void *hashed_arg);
+/* The same from hashes [safetensors_count] of the tensors' bytes. */
+struct hash128 identity_fingerprint_of(const struct safetensors *set,
+                                       const struct identity_texts *texts,
+                                       const struct hash128 *hashes);
 
 /* "bf16, 5.3 M parameters": the formats of the matrices, the most common first. */
 void identity_quantization(const struct safetensors *set, char *ret_text, size_t bytes);

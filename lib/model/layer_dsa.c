@@ -67,10 +67,12 @@ void layer_dsa(struct model_cursor *c, uint32_t layer)
     struct op_pages pages = {c->kv.blocks + m->dsa_number[layer] * c->kv.layer_stride,
                              c->kv.block_stride, c->kv.block_tokens};
 
+    cursor_tap(c, layer, MODEL_INPUT_MIXER, b->x, config->hidden);
     cursor_linear(c, &w->q_a, b->x, config->hidden, b->c_q, config->q_rank);
     RUN(c, rms_norm, .x = b->c_q, .w = w->q_a_norm, .y = b->c_q, .rows = c->row_count, .groups = 1,
         .n = config->q_rank, .x_stride = config->q_rank, .y_stride = config->q_rank,
         .eps = config->rms_eps);
+    cursor_tap(c, layer, MODEL_INPUT_Q_B, b->c_q, config->q_rank);
     cursor_linear(c, &w->q_b, b->c_q, config->q_rank, b->q, heads * config->nope_dim);
     cursor_linear(c, &w->kv_a, b->x, config->hidden, b->latent, rank);
     RUN(c, rms_norm, .x = b->latent, .w = w->kv_a_norm, .y = b->latent, .rows = c->row_count,
@@ -83,5 +85,6 @@ void layer_dsa(struct model_cursor *c, uint32_t layer)
     dsa_attend(c, &pages);
     RUN(c, mla_value, .o_abs = b->o_abs, .kv_b = w->kv_b, .o = b->o, .rows = c->row_count,
         .heads = heads, .nope = config->nope_dim, .v_dim = config->v_dim, .latent = rank);
+    cursor_tap(c, layer, MODEL_INPUT_O, b->o, heads * config->v_dim);
     cursor_linear(c, &w->o, b->o, heads * config->v_dim, b->y, config->hidden);
 }

@@ -37,6 +37,7 @@ void layer_kda(struct model_cursor *c, uint32_t layer)
     struct cursor_buffers *b = &c->b;
     uint32_t heads = config->kda_heads, dim = config->kda_dim, inner = heads * dim;
 
+    cursor_tap(c, layer, MODEL_INPUT_MIXER, b->x, config->hidden);
     kda_qkv(c, w, layer);
     cursor_linear(c, &w->f_a, b->x, config->hidden, b->rank, dim);
     cursor_linear(c, &w->f_b, b->rank, dim, b->decay, inner);
@@ -53,5 +54,6 @@ void layer_kda(struct model_cursor *c, uint32_t layer)
     cursor_linear(c, &w->g_b, b->rank, dim, b->gate, inner);
     RUN(c, kda_out, .o = b->o, .gate = b->gate, .w = w->o_norm, .y = b->o, .rows = c->row_count,
         .heads = heads, .dim = dim, .eps = config->rms_eps);
+    cursor_tap(c, layer, MODEL_INPUT_O, b->o, inner);
     cursor_linear(c, &w->o, b->o, inner, b->y, config->hidden);
 }

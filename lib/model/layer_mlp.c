@@ -3,18 +3,35 @@
 
 #include "lib/model/weights.h"
 
-static void mlp_plain(struct model_cursor *c, const struct weights_mlp *w, uint32_t width)
+static void mlp_plain(struct model_cursor *c, const struct weights_mlp *w, uint32_t layer,
+                      uint32_t width)
 {
     const struct model_config *config = &c->model->config;
     struct cursor_buffers *b = &c->b;
+    cursor_tap(c, layer, MODEL_INPUT_MLP, b->x, config->hidden);
     cursor_linear(c, &w->gate, b->x, config->hidden, b->mlp_gate, width);
     cursor_linear(c, &w->up, b->x, config->hidden, b->mlp_up, width);
     RUN(c, swiglu, .gate = b->mlp_gate, .up = b->mlp_up, .y = b->mlp_gate, .rows = c->row_count,
         .n = width, .limit = config->swiglu_limit);
+    cursor_tap(c, layer, MODEL_INPUT_DOWN, b->mlp_gate, width);
     cursor_linear(c, &w->down, b->mlp_gate, width, b->y, config->hidden);
 }
 
-static void mlp_experts(struct model_cursor *c, const struct weights_layer *w)
+/* Pairs lie expert by expert; rows_of NULL: x holds a row per pair. */
+static void tap_experts(struct model_cursor *c, uint32_t layer, enum model_input which,
+                        const float *x, const uint32_t *rows_of, uint32_t in)
+{
+    const uint32_t *offsets = c->b.offsets;
+    for (uint32_t e = 0; c->tap.input != NULL && e < c->model->config.experts; e++) {
+        uint32_t first = offsets[e], rows = offsets[e + 1] - first;
+        if (rows > 0)
+            c->tap.input(c->tap.arg, layer, which, e,
+                         rows_of != NULL ? x : x + (uint64_t)first * in,
+                         rows_of != NULL ? rows_of + first : NULL, rows, in);
+    }
+}
+
+static void mlp_experts(struct model_cursor *c, const struct weights_layer *w, uint32_t layer)
 {
     const struct model_config *config = &c->model->config;
     struct cursor_buffers *b = &c->b;
@@ -27,6 +44,7 @@ static void mlp_experts(struct model_cursor *c, const struct weights_layer *w)
         .top_k = top_k, .scale = config->routed_scale);
     RUN(c, moe_dispatch, .chosen = b->chosen, .offsets = b->offsets, .pair_rows = b->pair_rows,
         .pair_of = b->pair_of, .rows = c->row_count, .experts = config->experts, .top_k = top_k);
+    tap_experts(c, layer, MODEL_INPUT_EXPERT, b->x, b->pair_rows, hidden);
     RUN(c, grouped_linear, .x = b->x, .w = w->gate, .y = b->mlp_gate, .offsets = b->offsets,
         .x_rows = b->pair_rows, .experts = config->experts, .pairs_max = pairs, .in = hidden,
         .out = width, .x_stride = hidden, .y_stride = width);
@@ -35,6 +53,7 @@ static void mlp_experts(struct model_cursor *c, const struct weights_layer *w)
         .out = width, .x_stride = hidden, .y_stride = width);
     RUN(c, swiglu, .gate = b->mlp_gate, .up = b->mlp_up, .y = b->mlp_gate, .rows = pairs,
         .n = width, .limit = config->swiglu_limit);
+    tap_experts(c, layer, MODEL_INPUT_EXPERT_DOWN, b->mlp_gate, NULL, width);
     RUN(c, grouped_linear, .x = b->mlp_gate, .w = w->down, .y = b->expert_out,
         .offsets = b->offsets, .experts = config->experts, .pairs_max = pairs, .in = width,
         .out = hidden, .x_stride = width, .y_stride = hidden);
@@ -46,11 +65,11 @@ void layer_mlp(struct model_cursor *c, uint32_t layer)
     const struct weights_layer *w = &c->model->weights->layers[layer];
     struct cursor_buffers *b = &c->b;
     if (!config->layer_moe[layer]) {
-        mlp_plain(c, &w->dense, config->dense_width);
+        mlp_plain(c, &w->dense, layer, config->dense_width);
         return;
     }
-    mlp_experts(c, w);
-    mlp_plain(c, &w->shared, config->expert_width);
+    mlp_experts(c, w, layer);
+    mlp_plain(c, &w->shared, layer, config->expert_width);
     RUN(c, moe_combine, .out = b->expert_out, .pair_of = b->pair_of, .weights = b->chosen_weights,
         .shared = b->y, .y = b->y, .rows = c->row_count, .top_k = config->experts_per_token,
         .hidden = config->hidden);

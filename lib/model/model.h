@@ -142,4 +142,23 @@ struct model_probe {
 };
 void model_cursor_probe(struct model_cursor *c, const struct model_probe *probe); /* NULL = off */
 
+/* What groups of linears read, for calibration.  Called as the layer runs: row r of the group's
+ * input is x + (rows_of != NULL ? rows_of[r] : r) * in.  Experts without rows are not called. */
+enum model_input {
+    MODEL_INPUT_MIXER, /* all that read the mixer's input: q, k, v, f_a, g_a, b; q_a, kv_a, index */
+    MODEL_INPUT_Q_B,
+    MODEL_INPUT_O,
+    MODEL_INPUT_MLP,  /* gate and up, dense or shared */
+    MODEL_INPUT_DOWN, /* dense or shared */
+    MODEL_INPUT_EXPERT,
+    MODEL_INPUT_EXPERT_DOWN,
+    MODEL_INPUT_COUNT
+};
+struct model_tap {
+    void (*input)(void *arg, uint32_t layer, enum model_input which, uint32_t expert,
+                  const float *x, const uint32_t *rows_of, uint32_t rows, uint32_t in);
+    void *arg;
+};
+void model_cursor_tap(struct model_cursor *c, const struct model_tap *tap); /* NULL = off */
+
 #endif

@@ -175,6 +175,13 @@ void cursor_linear(struct model_cursor *c, const struct op_weight *w, const floa
         .x_stride = in, .y_stride = out);
 }
 
+void cursor_tap(struct model_cursor *c, uint32_t layer, enum model_input which, const float *x,
+                uint32_t in)
+{
+    if (c->tap.input != NULL)
+        c->tap.input(c->tap.arg, layer, which, 0, x, NULL, c->row_count, in);
+}
+
 static void check_seq(const struct model_cursor *c, const struct model_kv *kv,
                       const struct model_seq *s)
 {
@@ -349,4 +356,11 @@ void model_cursor_probe(struct model_cursor *c, const struct model_probe *probe)
         c->probe_mean = take_rows(c->options.rows_max, c->model->config.hidden);
         c->probe_attend = mem_take_array(c->options.rows_max, c->probe_stride);
     }
+}
+
+void model_cursor_tap(struct model_cursor *c, const struct model_tap *tap)
+{
+    CHECK_OBJ(c, CURSOR_MAGIC);
+    CHECK(!c->running);
+    c->tap = tap != NULL ? *tap : (struct model_tap){NULL, NULL};
 }

@@ -79,6 +79,7 @@ struct model_cursor {
     bool running;
     struct model_probe probe;
     bool probing;
+    struct model_tap tap; /* input NULL: off */
     float *probe_mean;
     uint8_t *probe_attend;
     size_t probe_stride;
@@ -91,6 +92,10 @@ struct model_cursor {
 
 void cursor_linear(struct model_cursor *c, const struct op_weight *w, const float *x, uint32_t in,
                    float *y, uint32_t out);
+
+/* Shows the tap what a group of linears reads: all rows of the batch. */
+void cursor_tap(struct model_cursor *c, uint32_t layer, enum model_input which, const float *x,
+                uint32_t in);
 
 /* x: the normed input [rows, hidden]; the sublayer's result goes to b.y. */
 void layer_kda(struct model_cursor *c, uint32_t layer);

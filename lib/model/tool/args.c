@@ -37,22 +37,29 @@ static enum err take_option(int argc, char **argv, int *index, const struct tool
     return ERR_OK;
 }
 
-enum err tool_args(int argc, char **argv, const struct tool_option *options, size_t count,
-                   const char **ret_directory, struct err_detail *detail)
+enum err tool_args_places(int argc, char **argv, const struct tool_option *options, size_t count,
+                          const char *const *names, const char **ret_places, size_t place_count,
+                          struct err_detail *detail)
 {
-    const char *directory = NULL;
+    size_t found = 0;
     for (int i = 0; i < argc; i++) {
         if (strncmp(argv[i], "--", 2) == 0)
             TRY(take_option(argc, argv, &i, options, count, detail));
-        else if (directory == NULL)
-            directory = argv[i];
+        else if (found < place_count)
+            ret_places[found++] = argv[i];
         else
             return err_set(detail, ERR_INVALID, "unexpected argument %s", argv[i]);
     }
-    if (directory == NULL)
-        return err_set(detail, ERR_INVALID, "the model directory is missing");
-    *ret_directory = directory;
+    if (found < place_count)
+        return err_set(detail, ERR_INVALID, "%s is missing", names[found]);
     return ERR_OK;
+}
+
+enum err tool_args(int argc, char **argv, const struct tool_option *options, size_t count,
+                   const char **ret_directory, struct err_detail *detail)
+{
+    static const char *const names[] = {"the model directory"};
+    return tool_args_places(argc, argv, options, count, names, ret_directory, 1, detail);
 }
 
 enum err tool_u64(const char *name, const char *text, uint64_t low, uint64_t high, uint64_t *value,

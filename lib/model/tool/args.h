@@ -21,6 +21,11 @@ struct tool_option {
 MUST_USE enum err tool_args(int argc, char **argv, const struct tool_option *options, size_t count,
                             const char **ret_directory, struct err_detail *detail);
 
+/* The same with place_count things in order, all of them needed; names say what is missing. */
+MUST_USE enum err tool_args_places(int argc, char **argv, const struct tool_option *options,
+                                   size_t count, const char *const *names, const char **ret_places,
+                                   size_t place_count, struct err_detail *detail);
+
 /* text NULL: the default stays in *value. */
 MUST_USE enum err tool_u64(const char *name, const char *text, uint64_t low, uint64_t high,
                            uint64_t *value, struct err_detail *detail);

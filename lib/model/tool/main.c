@@ -11,17 +11,28 @@ static const char usage[] =
     "  inspect DIR                what the checkpoint holds: formats, tensors, fingerprint\n"
     "  eval DIR --golden DIR      compare with golden vectors; one JSON line per case\n"
     "      [--numerics exact|fast] [--slice-rows N] [--slice-layers N] [--threads N]\n"
+    "  compare A B --texts FILE   divergence and agreement, a JSON line per text\n"
+    "      [--kld-max D] [--identical-min SHARE] [--numerics exact|fast] [--threads N]\n"
+    "      [--tokens-max N]\n"
     "  generate DIR               continue a text\n"
     "      (--prompt TEXT | --ids FILE) [--temperature T] [--top-p P] [--seed N]\n"
     "      [--max-tokens N] [--spec off|fixed:K|ngram:K] [--numerics exact|fast]\n"
-    "      [--threads N] [--json]\n";
+    "      [--threads N] [--json]\n"
+    "  quantize IN OUT            write the checkpoint in another format; goes on where it was\n"
+    "      --format exl3|nvfp4|mxfp8|fp8 [--bits K] [--layers experts|all] [--calib FILE]\n"
+    "      [--calib-rows N] [--codebook mcg|mul1|3inst] [--beam B] [--seed N] [--threads N]\n"
+    "      [--shard-bytes N]\n";
 
 int main(int argc, char **argv)
 {
     static const struct {
         const char *name;
         int (*run)(int argc, char **argv);
-    } commands[] = {{"eval", tool_eval}, {"generate", tool_generate}, {"inspect", tool_inspect}};
+    } commands[] = {{"compare", tool_compare},
+                    {"eval", tool_eval},
+                    {"generate", tool_generate},
+                    {"inspect", tool_inspect},
+                    {"quantize", tool_quantize}};
     if (argc >= 2 && strcmp(argv[1], "--version") == 0) {
         printf("tandem-model %s\n", TANDEM_VERSION);
         return 0;

@@ -27,6 +27,47 @@ void tool_progress(const char *what, uint64_t done, uint64_t total)
     fflush(stderr);
 }
 
+#define TERMINAL_US 200000u
+#define LINE_US     10000000u
+
+void tool_eta_start(struct tool_eta *t, const char *what, uint64_t total, const char *unit)
+{
+    uint64_t now = clock_mono_us();
+    bool terminal = isatty(STDERR_FILENO) != 0;
+    *t = (struct tool_eta){what, unit, total, now, now, terminal, false};
+}
+
+static void eta_print(const struct tool_eta *t, uint64_t done, double seconds)
+{
+    double rate = seconds > 0 ? (double)done / seconds : 0;
+    double left = rate > 0 ? (double)(t->total - done) / rate : 0;
+    fprintf(stderr, "%s%s %3d %%, %.3g %s/s, %d:%02d:%02d left%s", t->terminal ? "\r" : "", t->what,
+            (int)((double)done * 100 / (double)t->total), rate, t->unit, (int)(left / 3600),
+            (int)(left / 60) % 60, (int)left % 60, t->terminal ? "\033[K" : "\n");
+    fflush(stderr);
+}
+
+void tool_eta_show(struct tool_eta *t, uint64_t done)
+{
+    if (t->total == 0 || __atomic_test_and_set(&t->busy, __ATOMIC_ACQUIRE))
+        return;
+    uint64_t now = clock_mono_us();
+    done = done < t->total ? done : t->total;
+    if (done > 0 && now - t->shown_us >= (t->terminal ? TERMINAL_US : LINE_US)) {
+        t->shown_us = now;
+        eta_print(t, done, (double)(now - t->begin_us) / 1e6);
+    }
+    __atomic_clear(&t->busy, __ATOMIC_RELEASE);
+}
+
+void tool_eta_clear(struct tool_eta *t)
+{
+    if (t->terminal) {
+        fputs("\r\033[K", stderr);
+        fflush(stderr);
+    }
+}
+
 static void show_load(void *arg, uint64_t done, uint64_t total)
 {
     (void)arg;

@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "lib/model/tool/quantize.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "lib/base/json.h"
+#include "lib/base/str.h"
+#include "lib/model/format_scan.h"
+#include "lib/model/read_file.h"
+#include "lib/model/tool/writer.h"
+
+#define FILE_BYTES_MAX ((size_t)256 << 20)
+
+/* Names of modules that stay as they are, for configs that list them. */
+#define LEFT_OUT_EXPERTS                                                                           \
+    "[\"*embed_tokens*\", \"*lm_head*\", \"*self_attn*\", \"*shared_experts*\", \"*mlp.gate\", "   \
+    "\"*eh_proj*\", \"model.visual*\"]"
+#define LEFT_OUT_ALL                                                                               \
+    "[\"*embed_tokens*\", \"*lm_head*\", \"*kv_b_proj*\", \"*indexer*\", \"*f_a_proj*\", "         \
+    "\"*f_b_proj*\", \"*g_a_proj*\", \"*g_b_proj*\", \"*b_proj*\", \"*mlp.gate\", \"*eh_proj*\", " \
+    "\"model.visual*\"]"
+
+static void add_exl3(struct str *s, const struct quantize_options *o, uint64_t calib_tokens)
+{
+    str_add_format(s,
+                   "{\"quant_method\": \"exl3\", \"version\": \"tandem %s\", \"bits\": %u, "
+                   "\"head_bits\": 16, \"calibration\": {\"rows\": %llu, \"cols\": 1}, "
+                   "\"out_scales\": \"auto\", \"codebook\": \"%s\", \"scope\": \"%s\", "
+                   "\"non_routed_dtype_policy\": \"official_source_native\"}",
+                   TANDEM_VERSION, o->bits, (unsigned long long)calib_tokens,
+                   format_codebook_name(o->codebook),
+                   o->all ? "linears" : "glm53_routed_experts_only");
+}
+
+static void add_entry(struct str *s, const struct quantize_options *o, uint64_t calib_tokens)
+{
+    const char *left = o->all ? LEFT_OUT_ALL : LEFT_OUT_EXPERTS;
+    switch (o->format) {
+    case QUANTIZE_EXL3:
+        add_exl3(s, o, calib_tokens);
+        break;
+    case QUANTIZE_NVFP4:
+    case QUANTIZE_MXFP8:
+        str_add_format(s,
+                       "{\"quant_method\": \"modelopt\", \"quant_algo\": \"%s\", "
+                       "\"group_size\": %u, \"ignore\": %s}",
+                       o->format == QUANTIZE_NVFP4 ? "W4A16_NVFP4" : "MXFP8",
+                       o->format == QUANTIZE_NVFP4 ? 16 : 32, left);
+        break;
+    case QUANTIZE_FP8:
+        str_add_format(s,
+                       "{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", \"activation_scheme\": "
+                       "\"dynamic\", \"weight_block_size\": [128, 128], "
+                       "\"modules_to_not_convert\": %s}",
+                       left);
+        break;
+    }
+}
+
+static enum err write_config(const struct quantize_options *o, uint64_t calib_tokens,
+                             struct err_detail *detail)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    struct arena nodes;
+    struct json *root = NULL;
+    struct json_error where = {0, ""};
+    struct json_options options = {.depth_max = 32};
+    struct str s;
+    TRY(read_file(o->in, "config.json", FILE_BYTES_MAX, &text, &bytes, detail));
+    arena_init(&nodes, 64 << 10, (size_t)1 << 30);
+    enum err e = json_parse(&nodes, &options, text, bytes, &root, &where);
+    if (e != ERR_OK || !json_is(root, JSON_OBJECT)) {
+        e = err_set(detail, ERR_INVALID, "config.json: byte %zu: %s", where.offset,
+                    e != ERR_OK ? where.reason : "not an object");
+    } else {
+        str_init(&s, 0);
+        str_add_text(&s, "{");
+        for (const struct json *v = root->child; v != NULL; v = v->next) {
+            if (v->key_bytes == 19 && memcmp(v->key, "quantization_config", 19) == 0)
+                continue;
+            str_add_text(&s, "\n ");
+            json_write_string(&s, v->key, v->key_bytes);
+            str_add_text(&s, ": ");
+            json_write(&s, v, JSON_NUMBERS_VERBATIM);
+            str_add_text(&s, ",");
+        }
+        str_add_text(&s, "\n \"quantization_config\": ");
+        add_entry(&s, o, calib_tokens);
+        str_add_text(&s, "\n}\n");
+        e = writer_file(o->out, "config.json", s.text, s.bytes, detail);
+        str_fini(&s);
+    }
+    arena_fini(&nodes);
+    free(text);
+    return e;
+}
+
+static enum err write_hf_config(const struct quantize_options *o, struct err_detail *detail)
+{
+    struct str s;
+    bool nvfp4 = o->format == QUANTIZE_NVFP4;
+    if (!nvfp4 && o->format != QUANTIZE_MXFP8)
+        return ERR_OK;
+    str_init(&s, 0);
+    str_add_format(&s,
+                   "{\"producer\": {\"name\": \"tandem\", \"version\": \"%s\"},\n"
+                   " \"quantization\": {\"quant_algo\": \"%s\", \"kv_cache_quant_algo\": null, "
+                   "\"group_size\": %u, \"exclude_modules\": %s}}\n",
+                   TANDEM_VERSION, nvfp4 ? "W4A16_NVFP4" : "MXFP8", nvfp4 ? 16 : 32,
+                   o->all ? LEFT_OUT_ALL : LEFT_OUT_EXPERTS);
+    enum err e = writer_file(o->out, "hf_quant_config.json", s.text, s.bytes, detail);
+    str_fini(&s);
+    return e;
+}
+
+static bool ends_with(const char *name, const char *end)
+{
+    size_t bytes = strlen(name), tail = strlen(end);
+    return bytes >= tail && strcmp(name + bytes - tail, end) == 0;
+}
+
+/* Weights, their index and what described the old format are not taken over. */
+static bool is_taken_over(const char *name)
+{
+    static const char *const left[] = {
+        "config.json",          "model.safetensors.index.json", "quantization_config.json",
+        "hf_quant_config.json", "quantization_report.json",     "tandem-manifest.json"};
+    for (size_t i = 0; i < sizeof(left) / sizeof(left[0]); i++)
+        if (strcmp(name, left[i]) == 0)
+            return false;
+    return name[0] != '.' && !ends_with(name, ".safetensors") && !ends_with(name, ".partial") &&
+           !ends_with(name, ".journal");
+}
+
+static enum err copy_files(const struct quantize_options *o, struct err_detail *detail)
+{
+    DIR *dir = opendir(o->in);
+    enum err e = ERR_OK;
+    if (dir == NULL)
+        return err_set(detail, ERR_IO, "%s: %s", o->in, strerror(errno));
+    for (struct dirent *d = readdir(dir); d != NULL && e == ERR_OK; d = readdir(dir)) {
+        char path[4096], *text = NULL;
+        size_t bytes = 0;
+        struct stat st;
+        if (!is_taken_over(d->d_name) ||
+            snprintf(path, sizeof(path), "%s/%s", o->in, d->d_name) >= (int)sizeof(path) ||
+            stat(path, &st) != 0 || !S_ISREG(st.st_mode))
+            continue;
+        e = read_file(o->in, d->d_name, FILE_BYTES_MAX, &text, &bytes, detail);
+        if (e == ERR_OK) {
+            e = writer_file(o->out, d->d_name, text, bytes, detail);
+            free(text);
+        }
+    }
+    closedir(dir);
+    return e;
+}
+
+static enum err write_report(const struct quantize_options *o, const struct quantize_plan *plan,
+                             struct err_detail *detail)
+{
+    struct str s;
+    char title[64];
+    quantize_title(o, title, sizeof(title));
+    str_init(&s, 0);
+    str_add_format(&s, "{\"format\": \"%s\", \"linears\": [", title);
+    for (uint32_t i = 0; i < plan->count; i++) {
+        const struct quantize_linear *l = &plan->linears[i];
+        str_add_text(&s, i > 0 ? ",\n {\"name\": " : "\n {\"name\": ");
+        json_write_string(&s, l->prefix, strlen(l->prefix));
+        str_add_format(&s, ", \"in\": %u, \"out\": %u, \"calibration_rows\": %llu", l->source.in,
+                       l->source.out, (unsigned long long)l->result.rows);
+        str_add_format(&s, ", \"relative_error\": %.6g, \"proxy_error\": %.6g}",
+                       l->result.relative_error, l->result.proxy_error);
+    }
+    str_add_text(&s, "\n]}\n");
+    enum err e = writer_file(o->out, "quantization_report.json", s.text, s.bytes, detail);
+    str_fini(&s);
+    return e;
+}
+
+enum err quantize_write_files(const struct quantize_options *options,
+                              const struct quantize_plan *plan, uint64_t calib_tokens,
+                              struct err_detail *detail)
+{
+    TRY(copy_files(options, detail));
+    TRY(write_hf_config(options, detail));
+    TRY(write_report(options, plan, detail));
+    return write_config(options, calib_tokens, detail);
+}
