@@ -338,7 +338,7 @@ static void a_silent_drafter_is_not_waited_for(void **state)
     world_free(w);
 }
 
-/* A second turn begins where the first one ended; what one turn leaves is what the next one finds. */
+/* What one turn leaves is what the next one finds. */
 static void turns_begin_where_the_last_one_ended(void **state)
 {
     (void)state;
