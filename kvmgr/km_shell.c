@@ -291,6 +291,10 @@ static void on_tick(void *arg)
     event.u.stood_still = s->tick_us != 0 && now_us - s->tick_us > PAUSE_US_MIN;
     s->tick_us = now_us;
     km_shell_step(s, event);
+    if (s->map) {
+        km_map_tick(s->map);
+        km_shell_state_show(s);
+    }
 }
 
 /* ---- start: the epoch, then the socket ---- */
@@ -298,10 +302,9 @@ static void on_tick(void *arg)
 void km_shell_state_show(struct km_shell *s)
 {
     bool off = strcmp(s->params->redis, "off") == 0;
-    if (s->begun && !s->failed)
-        status_set_state(s->status, (off || redis_up(s->redis)) && s->store_text[0] == '\0'
-                                        ? "ready"
-                                        : "degraded");
+    bool hints = off || (redis_up(s->redis) && !(s->map && km_map_stats(s->map)->refusing));
+    if (s->begun && !s->failed && !s->stopping)
+        status_set_state(s->status, hints && s->store_text[0] == '\0' ? "ready" : "degraded");
 }
 
 static enum err epoch_choose(struct km_shell *s, uint32_t redis_epoch, struct err_detail *detail)

@@ -46,7 +46,7 @@ struct roll {
 
 static bool can_decode(const struct wk_core *core, const struct wk_seq *seq)
 {
-    return seq->state == WK_SEQ_DECODE && !seq->in_flight && !seq->replan &&
+    return (seq->state == WK_SEQ_DECODE || seq->flush) && !seq->in_flight && !seq->replan &&
            wk_blocks_room(&seq->kv, &core->shape) >= wk_core_length(core, seq);
 }
 
@@ -307,7 +307,7 @@ static void decode_seq_add(struct wk_core *core, struct wk_seq *seq, uint32_t dr
     uint64_t room = wk_blocks_room(&seq->kv, &core->shape) - length;
     drafts = drafts < drafts_max ? drafts : drafts_max;
     drafts = drafts < room ? drafts : (uint32_t)room;
-    drafts = wk_snap_drafts_max(core, seq, length - 1, drafts);
+    drafts = seq->flush ? 0 : wk_snap_drafts_max(core, seq, length - 1, drafts);
     CHECK(drafts < WK_STEP_ROWS_MAX && p->row_count + drafts + 1 <= p->rows_max);
     struct wk_plan_seq *ps = &p->seqs[p->seq_count++];
     *ps = (struct wk_plan_seq){
@@ -323,7 +323,7 @@ static void decode_seq_add(struct wk_core *core, struct wk_seq *seq, uint32_t dr
     };
     /* With its rows in the journal the state stands before them, else behind the one row. */
     ps->snapshot = wk_snap_plan(core, seq, length - 1, &ps->snapshot_slot);
-    ps->journal |= ps->snapshot;
+    ps->journal |= ps->snapshot || seq->flush;
     if (!ps->journal)
         ps->snapshot = wk_snap_plan(core, seq, length, &ps->snapshot_slot);
     seq->step_journal = ps->journal;

@@ -176,6 +176,13 @@ void wk_core_free(struct wk_core *core, struct wk_seq *seq)
     *seq = (struct wk_seq){.magic = WK_SEQ_MAGIC, .state = WK_SEQ_FREE, .kv = kv};
 }
 
+void wk_core_flush_end(struct wk_core *core, struct wk_seq *seq)
+{
+    CHECK(seq->state == WK_SEQ_ZOMBIE && seq->flush && !seq->in_flight);
+    wk_core_kv_release(core, seq, true);
+    wk_core_free(core, seq);
+}
+
 static void on_msg(struct wk_core *core, const struct msg *m)
 {
     struct wk_seq *seq;

@@ -15,10 +15,10 @@ static void smooth(double *rate, double count, uint64_t us)
 }
 
 /* The executor has let go of seq.  True if its result still counts. */
-static bool let_go(struct wk_core *core, struct wk_seq *seq)
+static bool let_go(struct wk_core *core, struct wk_seq *seq, bool good)
 {
     if (seq->state == WK_SEQ_ZOMBIE) {
-        wk_snap_settle(core, seq, false);
+        wk_snap_settle(core, seq, seq->flush && good);
         wk_core_kv_release(core, seq, seq->keep);
         wk_core_free(core, seq);
         return false;
@@ -63,7 +63,7 @@ static void settle(struct wk_core *core, struct wk_seq *seq, const struct wk_res
 static void prefill_done(struct wk_core *core, struct wk_seq *seq, const struct wk_result_seq *r)
 {
     seq->in_batch = false;
-    if (!let_go(core, seq))
+    if (!let_go(core, seq, r != NULL))
         return;
     CHECK(seq->state == WK_SEQ_PREFILL);
     uint32_t length = wk_core_length(core, seq);
@@ -87,7 +87,7 @@ static void prefill_done(struct wk_core *core, struct wk_seq *seq, const struct 
 static void decode_done(struct wk_core *core, struct wk_seq *seq, const struct wk_result_seq *r)
 {
     seq->in_flight = false;
-    if (!let_go(core, seq))
+    if (!let_go(core, seq, r != NULL))
         return;
     CHECK(seq->state == WK_SEQ_DECODE && r->count >= 1);
     uint32_t length = wk_core_length(core, seq);

@@ -193,10 +193,12 @@ void wk_core_kv_detached(struct wk_core *core)
     core->kv_attached = false;
     core->grant_count = 0;
     CHECK(core->order_count <= core->entry_count);
-    for (uint32_t i = 0; i < core->order_count; i++) {
-        struct wk_seq *seq = &core->seqs[core->order[i]];
+    for (uint32_t i = core->order_count; i > 0; i--) {
+        struct wk_seq *seq = &core->seqs[core->order[i - 1]];
         if (seq->state == WK_SEQ_ZOMBIE) {
             wk_blocks_reset(&seq->kv); /* nothing to give back */
+            if (seq->flush && !seq->in_flight)
+                wk_core_flush_end(core, seq);
             continue;
         }
         if (seq->kv.state == WK_KV_HELD) {

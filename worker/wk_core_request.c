@@ -95,11 +95,17 @@ void wk_core_end(struct wk_core *core, struct wk_seq *seq, uint32_t finish)
         l->cancelled++;
     CHECK(l->accepted == l->finished + l->failed + l->cancelled + l->live);
     wk_core_draft_close(core, seq);
+    seq->keep |= good;
     if (seq->in_flight || seq->in_batch) {
         seq->state = WK_SEQ_ZOMBIE;
         return;
     }
-    wk_core_kv_release(core, seq, good || seq->keep);
+    if (good && seq->state == WK_SEQ_DECODE && wk_snap_flush(core, seq)) {
+        seq->state = WK_SEQ_ZOMBIE;
+        seq->flush = true;
+        return;
+    }
+    wk_core_kv_release(core, seq, seq->keep);
     wk_core_free(core, seq);
 }
 
@@ -324,7 +330,9 @@ void wk_core_hand_back(struct wk_core *core)
         struct wk_seq *seq = &core->seqs[core->order[i - 1]];
         if (core->flight.active && (seq->in_flight || seq->in_batch))
             continue;
-        if (seq->state == WK_SEQ_ZOMBIE) /* of a paused batch that will not go on */
+        if (seq->flush)
+            wk_core_flush_end(core, seq);
+        else if (seq->state == WK_SEQ_ZOMBIE) /* of a paused batch that will not go on */
             wk_core_kv_release(core, seq, seq->keep);
         else
             wk_core_fail(core, seq, MSG_FINISH_FAILED, ERR_DRAINING);

@@ -62,6 +62,13 @@ bool wk_snap_plan(struct wk_core *core, struct wk_seq *seq, uint32_t tokens, uin
     return false;
 }
 
+bool wk_snap_flush(const struct wk_core *core, const struct wk_seq *seq)
+{
+    return wanted(core, seq) && core->kv_attached && !core->stopping && seq->replay > 0 &&
+           seq->computed % core->shape.block_tokens == 0 && seq->computed > seq->kv.snapped &&
+           wk_blocks_room(&seq->kv, &core->shape) >= wk_core_length(core, seq);
+}
+
 static struct wk_grant *grant_of(struct wk_core *core, uint32_t slot)
 {
     for (uint32_t i = 0; i < core->grant_count; i++)

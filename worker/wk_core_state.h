@@ -68,6 +68,8 @@ struct wk_seq {
     uint32_t step_rows;                                /* of the batch or step in flight */
     uint32_t step_ids[WK_STEP_ROWS_MAX];
     bool step_journal;
+    bool
+        flush; /* over, but its last step brought it to a boundary: one more row for the snapshot */
     uint32_t snap_tokens, snap_slot; /* snapshot in the plan in flight; tokens 0 = none */
     struct wk_blocks kv;
     struct wk_draft draft;
@@ -164,6 +166,8 @@ uint32_t wk_core_entry(const struct wk_core *core, const struct wk_seq *seq);
 uint32_t wk_core_length(const struct wk_core *core, const struct wk_seq *seq);
 uint32_t wk_core_outputs(const struct wk_core *core, const struct wk_seq *seq);
 void wk_core_free(struct wk_core *core, struct wk_seq *seq);
+/* Nothing more is to be computed for it. */
+void wk_core_flush_end(struct wk_core *core, struct wk_seq *seq);
 
 /* wk_core_request.c */
 void wk_core_assign(struct wk_core *core, const struct msg *m);
@@ -203,6 +207,8 @@ uint32_t wk_snap_drafts_max(const struct wk_core *core, const struct wk_seq *seq
                             uint32_t drafts);
 /* True: the plan at hand is to copy the state, which will hold `tokens` tokens, to *ret_slot. */
 bool wk_snap_plan(struct wk_core *core, struct wk_seq *seq, uint32_t tokens, uint32_t *ret_slot);
+/* Whether an ending sequence needs one more step to have its last boundary kept. */
+bool wk_snap_flush(const struct wk_core *core, const struct wk_seq *seq);
 /* The plan is done: tells kvmgr of the copy if it is good and its block committed. */
 void wk_snap_settle(struct wk_core *core, struct wk_seq *seq, bool good);
 void wk_snap_granted(struct wk_core *core, const uint32_t *slots, uint32_t count);
