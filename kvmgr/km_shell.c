@@ -32,7 +32,6 @@
 #define QUEUE_MAX      8192u
 #define WIRE_BYTES     (256u << 10)
 #define WIRE_BYTES_MAX (32u << 20)
-#define SNAPSHOT_SHARE 8u /* of the arena, at most, is for snapshots */
 #define SNAPSHOTS_MAX  16384u
 
 STATIC_CHECK(KM_PEER_BYTES_MAX == BUS_PEER_BYTES_MAX);
@@ -69,11 +68,11 @@ static enum kv_dtype dtype_of(const char *name)
     return KV_F32;
 }
 
-/* Snapshot slots: as many as asked for, or what an eighth of the arena holds. */
+/* Snapshot slots: as many as asked for, or what their share of the arena holds. */
 static uint32_t snapshots_wanted(const struct km_shell *s, const struct km_arena_wanted *want)
 {
     uint64_t slot_bytes = want->state_bytes / KV_PAGE_BYTES * KV_PAGE_BYTES + KV_PAGE_BYTES;
-    uint64_t room = s->params->arena_bytes / SNAPSHOT_SHARE / slot_bytes;
+    uint64_t room = s->params->arena_bytes / 100 * s->params->snapshot_percent / slot_bytes;
     if (s->params->snapshots_max < room)
         room = s->params->snapshots_max;
     return (uint32_t)(room < SNAPSHOTS_MAX ? room : SNAPSHOTS_MAX);
