@@ -18,6 +18,8 @@ struct identity_texts {
     size_t config_bytes;
     const char *tokenizer; /* NULL if there is none */
     size_t tokenizer_bytes;
+    const char *chat_template; /* chat_template.jinja; NULL if there is none */
+    size_t chat_template_bytes;
 };
 
 /* hashed may be NULL; it is told the bytes of every tensor. */

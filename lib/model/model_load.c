@@ -187,6 +187,13 @@ static enum err load(struct model *m, const struct model_options *options,
     } else if (e != ERR_NOT_FOUND) {
         return e;
     }
+    e = read_file(options->directory, "chat_template.jinja", TEXT_BYTES_MAX, &text, &bytes, detail);
+    if (e == ERR_OK) {
+        texts->chat_template = text;
+        texts->chat_template_bytes = bytes;
+    } else if (e != ERR_NOT_FOUND) {
+        return e;
+    }
     fill_info(m);
     TRY(fill_vocabulary(m, texts, detail));
     start_threads(m, options->threads);
@@ -202,6 +209,7 @@ enum err model_load(const struct model_options *options, struct model **ret_mode
     enum err e = load(m, options, &texts, detail);
     free((void *)(uintptr_t)texts.config);
     free((void *)(uintptr_t)texts.tokenizer);
+    free((void *)(uintptr_t)texts.chat_template);
     if (e != ERR_OK) {
         model_destroy(&m);
         return e;

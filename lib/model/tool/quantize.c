@@ -227,19 +227,28 @@ static void hashed(void *arg, uint64_t bytes)
 
 static enum err fingerprint(struct run *r, struct hash128 *ret, struct err_detail *detail)
 {
-    char *config = NULL, *tokenizer = NULL;
-    size_t config_bytes = 0, tokenizer_bytes = 0;
+    char *config = NULL, *tokenizer = NULL, *chat = NULL;
+    size_t config_bytes = 0, tokenizer_bytes = 0, chat_bytes = 0;
     TRY(read_file(r->options.in, "config.json", TEXT_BYTES_MAX, &config, &config_bytes, detail));
     enum err e = read_file(r->options.in, "tokenizer.json", TEXT_BYTES_MAX, &tokenizer,
                            &tokenizer_bytes, detail);
+    if (e == ERR_OK || e == ERR_NOT_FOUND)
+        e = read_file(r->options.in, "chat_template.jinja", TEXT_BYTES_MAX, &chat, &chat_bytes,
+                      detail);
     if (e == ERR_OK || e == ERR_NOT_FOUND) {
-        struct identity_texts texts = {config, config_bytes, tokenizer, tokenizer_bytes};
+        struct identity_texts texts = {.config = config,
+                                       .config_bytes = config_bytes,
+                                       .tokenizer = tokenizer,
+                                       .tokenizer_bytes = tokenizer_bytes,
+                                       .chat_template = chat,
+                                       .chat_template_bytes = chat_bytes};
         struct hashing h = {0, safetensors_file_bytes(r->set)};
         *ret = identity_fingerprint(r->set, &texts, hashed, &h);
         e = ERR_OK;
     }
     free(config);
     free(tokenizer);
+    free(chat);
     return e;
 }
 
