@@ -9,9 +9,10 @@ import threading
 import time
 
 import cluster
-from cluster import Cluster, LONG, parallel, wait_for
+from cluster import Cluster, parallel, wait_for
 
 BLOCK = 16
+LONG = os.environ.get("TANDEM_LONG") == "1"
 WORDS = ("owl code green river stone letter garden window yellow seven winter bridge paper orange "
          "station silver morning doctor simple market number forest engine island").split()
 
@@ -198,7 +199,8 @@ def test_a_damaged_tier_costs_only_time():
         talk.turn()
         c.tandem("down")
         os.unlink(c.sets["kvmgr.arena_path"])
-        objects = [os.path.join(d, f) for d, _, files in os.walk(store) for f in files]
+        objects = [os.path.join(d, f) for d, _, files in os.walk(store) for f in files
+                   if f.endswith((".b", ".s"))]
         assert len(objects) > 8, objects
         for path in random.sample(objects, len(objects) // 2):
             with open(path, "r+b") as f:
