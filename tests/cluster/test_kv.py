@@ -26,16 +26,17 @@ class Talk:
     """A conversation that grows: every turn sends all of it, and is asked for again cold (under a
     salt that nobody had before) to compare the text and to see that nothing came from elsewhere."""
 
-    def __init__(self, c, name, salt="tenant", words=60, answer=48, compare=True):
+    def __init__(self, c, name, salt="tenant", words=60, answer=48, compare=True,
+                 extra=None):
         self.c, self.name, self.salt, self.answer = c, name, salt, answer
         self.ids = c.post("/tokenize", {"prompt": prose(words, name)}).json()["tokens"]
         self.before = 0          # tokens of the conversation so far, the last answer included
         self.prompt = self.colds = 0
-        self.compare = compare
+        self.compare, self.extra = compare, extra or {}
         self.seed = sum(name.encode())
 
     def ask(self, salt, session=True):
-        fields = {"session_id": self.name} if session else {}
+        fields = {"session_id": self.name, **self.extra} if session else self.extra
         got = self.c.stream(self.ids, path="/v1/completions", return_token_ids=True,
                             temperature=0.7, top_p=0.9, seed=self.seed, max_tokens=self.answer,
                             cache_salt=salt, ignore_eos=True, **fields)
@@ -80,6 +81,19 @@ def test_second_turn_is_warm():
         c.pool_settles()
         page = c.request("GET", "/metrics").body.decode()
         assert "tandem_worker_cached_tokens_total" in page
+
+
+def test_penalties_count_what_was_not_computed():
+    """Tokens that came from the cache count for penalties as if they had been computed; so does
+    everything that a seed decides."""
+    with Cluster(kvmgr__block_tokens=BLOCK) as c:
+        for name, extra in (("repeat", {"repetition_penalty": 1.3}),
+                            ("present", {"presence_penalty": 0.8, "frequency_penalty": 0.6}),
+                            ("plain", {"spec": "off"})):
+            talk = Talk(c, name, extra=extra)
+            talk.turn(hit=False)
+            for _ in range(2):
+                assert talk.turn() > 0
 
 
 def test_chat_history_is_warm():
@@ -130,6 +144,10 @@ def test_turns_survive_kills():
             wait_attached(c)
             assert talk.turn() > 0, victims
             audit(c)
+        c.tandem("restart", "--rolling")
+        wait_attached(c)
+        assert talk.turn() > 0
+        audit(c)
         kv = c.pool_settles()
         assert kv["blocks_free"] + kv["blocks_cached"] == kv["blocks_total"], kv
 
