@@ -275,12 +275,18 @@ static void on_loaded(struct wk_shell *s)
     loop_timer_stop(s->progress);
     /* One line of its own shape: what the tensors say, never what a path says. */
     fprintf(stderr, "quantization: %s, %.1f GiB, fp %.8s\n", info->quantization,
-            (double)s->load_bytes / (1u << 30), fp);
+            (double)info->weight_bytes / (1u << 30), fp);
+    for (const char *p = info->warnings; *p != 0;) {
+        int n = (int)strcspn(p, "\n");
+        log_warn(WORKER, "model is not what is said", "warning=\"%.*s\"", n, p);
+        p += n + (p[n] == '\n');
+    }
     log_info(WORKER, "model loaded",
              "seconds=%.1f layers=%u vocab=%u context_max=%u prefill_us_per_row=%.0f "
              "decode_us=%.0f model_fp=%s",
              (double)l->load_us / 1e6, info->layer_count, info->vocab_size, l->context_max,
              l->prefill_us_per_row, l->decode_us_per_step, fp);
+    log_info(WORKER, "kernels", "variants=\"%s\" threads=%u", info->kernels, info->threads);
     wk_shell_kv_beat(s);
     wk_shell_publish(s, true);
 }
@@ -328,8 +334,16 @@ static void core_options_fill(struct wk_shell *s, const struct wk_spec *spec)
         .deadline_ms = p->deadline_ms,
         .ids_max = p->ids_max,
         .spec = *spec,
+        .ema = {.alpha = p->ema_alpha,
+                .margin = p->ema_margin,
+                .steps_min = p->ema_steps_min,
+                .saturate = p->ema_saturate},
+        .accept_floor = p->accept_floor,
         .key = s->key,
     };
+    struct err_detail detail;
+    enum err e = wk_ema_set_parse(p->ema_set, &s->core_options.ema, &detail);
+    CHECK(e == ERR_OK); /* main.c looked at it */
     snprintf(s->core_options.config_hash, sizeof s->core_options.config_hash, "%s", s->config_hash);
     uint32_t entries = wk_core_entries(&s->core_options);
     s->leases = mem_take_array(entries, sizeof *s->leases);

@@ -17,6 +17,7 @@
 
 #include "lib/base/err.h"
 #include "lib/base/hash.h"
+#include "lib/base/kv_row.h"
 #include "lib/model/shard.h"
 
 #define MODEL_DRAFT_ROWS_MAX 8 /* rows of a verify step: one committed token + K <= 7 */
@@ -63,6 +64,7 @@ const struct model_config *model_config(const struct model *m);
 struct model_info {
     uint32_t vocab_size; /* rows of lm_head; logits rows have this width */
     uint32_t layer_count;
+    uint32_t hidden;
     uint32_t context_max;   /* max_position_embeddings */
     uint32_t stop_id_count; /* eos ids of the config, plus <|assistant|> if known */
     uint32_t stop_ids[MODEL_STOP_IDS_MAX];
@@ -71,8 +73,11 @@ struct model_info {
     const uint8_t *has_token;
     /* over tensors (name, dtype, shape, xxh3-128), config, tokenizer */
     struct hash128 model_fp;
-    const char *kernels;   /* variants in use, for the log: "avx2 fast: linear ...; ref: ..." */
-    char quantization[96]; /* from the tensors, e.g. "bf16, 5.3 M parameters" */
+    const char *kernels;    /* variants in use, for the log: "avx2 fast: linear ...; ref: ..." */
+    uint32_t threads;       /* in use */
+    char quantization[192]; /* from the tensors, e.g. "bf16, 4.6 M parameters" */
+    char warnings[1024];    /* one a line: what config or path say otherwise; "" = none */
+    uint64_t weight_bytes;  /* of all tensors in the files */
     /* geometry of the cache, for kvmgr */
     uint32_t dsa_layers;  /* layers with latent and index rows */
     uint32_t latent_dim;  /* kv_lora_rank */
@@ -82,9 +87,10 @@ struct model_info {
 };
 const struct model_info *model_info(const struct model *m);
 
-/* Paged rows and state slots, all f32 for now.  Block b begins at blocks + b * block_stride; in it,
+/* Paged rows and state slots.  Block b begins at blocks + b * block_stride; in it,
  * DSA layer d (0-based among DSA layers) begins at d * layer_stride with block_tokens latent rows
- * [latent_dim] and, at + index_offset, block_tokens / index_kpool pooled rows [index_dim].
+ * [latent_dim] and, at + index_offset, block_tokens / index_kpool pooled rows [index_dim]; rows are
+ * stored as lib/base/kv_row.h says, state in f32.
  * Position p of a sequence is row p % block_tokens of the sequence's block p / block_tokens. */
 struct model_kv {
     uint8_t *blocks;
@@ -96,6 +102,7 @@ struct model_kv {
     uint8_t *slots; /* state slot s has its body at slots + s * slot_stride */
     uint64_t slot_stride;
     uint32_t slot_count;
+    enum kv_row kv_type, index_type;
 };
 
 /* One sequence's rows in a batch. */
@@ -148,6 +155,14 @@ void model_abandon(struct model_cursor *c);
 /* Why the batch in flight is worth nothing: a collective failed and the rest was skipped.  ERR_OK
  * else; begin starts afresh. */
 enum err model_cursor_fault(const struct model_cursor *c);
+
+/* Taps for a drafter: from the next begin on, keeps the mean stream after each of these layers.
+ * count 0 = off.  Takes memory when more taps are asked for than ever before; not between begin
+ * and finish. */
+#define MODEL_WATCH_MAX 16
+void model_cursor_watch(struct model_cursor *c, const uint32_t *layers, uint32_t count);
+/* [rows, hidden] of tap `index` of the batch that finished; valid until the next begin. */
+const float *model_cursor_watched(const struct model_cursor *c, uint32_t index);
 
 /* Test and eval hook: called after each layer with the batch's rows.  mean_stream [rows, hidden];
  * experts [rows, top_k] ascending ids (NULL on dense layers); attend: for DSA layers, row r's

@@ -111,6 +111,7 @@ class Cluster:
         self.state_dir = os.path.join(self.dir, "state")
         self.port = free_port()
         self.sets = {"gateway.listen": f"127.0.0.1:{self.port}", "worker.numerics": "exact",
+                     "kvmgr.kv_dtype": "f32",  # as the golden texts were made
                      "kvmgr.arena_bytes": str(256 << 20),
                      "kvmgr.arena_path": os.path.join(self.dir, "arena.kv")}
         for key, value in sets.items():
@@ -161,6 +162,10 @@ class Cluster:
                 with open(path, encoding="utf-8", errors="replace") as f:
                     out += [f"--- {role}"] + f.read().splitlines()[-lines:]
         return "\n".join(out)
+
+    def log(self, role):
+        with open(os.path.join(self.run_dir, f"{role}-0.log"), encoding="utf-8", errors="replace") as f:
+            return f.read()
 
     # processes
     def pid(self, role):
