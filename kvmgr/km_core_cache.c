@@ -25,22 +25,51 @@ static uint32_t grants_of(struct km_core *core, uint32_t owner, uint32_t *ret_sl
     return count;
 }
 
+static uint32_t grants_wanted(const struct km_index *ix)
+{
+    uint32_t wanted = km_index_snap_count(ix) / 4;
+    if (wanted == 0 && km_index_snap_count(ix) > 0)
+        wanted = 1;
+    return wanted > GRANTS_WANTED ? GRANTS_WANTED : wanted;
+}
+
+uint32_t core_snapshot_slot(struct km_core *core, uint32_t spare_node, bool *ret_coming)
+{
+    struct km_index *ix = km_pool_index(core->pool);
+    *ret_coming = false;
+    if (core->tier_on && km_index_snaps(ix, KM_SNAP_FREE) == 0) {
+        uint32_t next = km_evict_snapshot_next(core->pool, spare_node);
+        bool late = core->slots_starved_us != 0 &&
+                    core->now_us - core->slots_starved_us >= core->options.write_wait_us_max;
+        if (next != KM_NONE && !late && core_snapshot_wanted(core, next)) {
+            if (core->slots_starved_us == 0)
+                core->slots_starved_us = core->now_us;
+            *ret_coming = core_snapshots_write(core, grants_wanted(ix), spare_node);
+            if (*ret_coming)
+                return KM_NONE;
+        } else if (next == KM_NONE) {
+            *ret_coming = core_snapshots_leaving(core) > 0;
+        }
+    }
+    uint32_t slot = km_evict_snapshot(core->pool, spare_node);
+    if (slot != KM_NONE)
+        core->slots_starved_us = 0;
+    return slot;
+}
+
 uint32_t core_grants(struct km_core *core, struct km_actions *actions, const struct km_worker *w)
 {
     CHECK(core->pool != NULL);
     struct km_index *ix = km_pool_index(core->pool);
     uint32_t owner = (uint32_t)(w - core->workers), taken = 0;
     CHECK(owner < KM_WORKERS_MAX);
-    uint32_t wanted = km_index_snap_count(ix) / 4;
-    if (wanted == 0 && km_index_snap_count(ix) > 0)
-        wanted = 1;
-    if (wanted > GRANTS_WANTED)
-        wanted = GRANTS_WANTED;
+    uint32_t wanted = grants_wanted(ix);
+    bool coming;
     uint32_t count = grants_of(core, owner, core->granted);
     while (count < wanted) {
         /* Given up only for a slot that is needed: a full list costs nothing. */
         uint32_t kept = km_index_snaps(ix, KM_SNAP_KEPT);
-        uint32_t slot = km_evict_snapshot(core->pool, KM_NONE);
+        uint32_t slot = core_snapshot_slot(core, KM_NONE, &coming);
         if (slot == KM_NONE)
             break;
         core->stats.snapshots_dropped += kept - km_index_snaps(ix, KM_SNAP_KEPT);
@@ -57,6 +86,19 @@ uint32_t core_grants(struct km_core *core, struct km_actions *actions, const str
         action->u.slots.slots = core->snapshot_taken;
     }
     return count;
+}
+
+void core_grants_offer(struct km_core *core, struct km_actions *actions)
+{
+    struct km_index *ix = km_pool_index(core->pool);
+    uint32_t slots[MSG_GRANTS_MAX];
+    for (uint32_t i = 0; i < KM_WORKERS_MAX && km_index_snaps(ix, KM_SNAP_FREE) > 0; i++) {
+        struct km_worker *w = &core->workers[i];
+        if (!w->used || w->lost || grants_of(core, i, slots) >= grants_wanted(ix))
+            continue;
+        core_send_grants(core, actions, &w->peer);
+        return; /* one list a step */
+    }
 }
 
 /* Only of a worker that is known to be gone: one that is merely silent may still write there. */

@@ -33,9 +33,13 @@ struct km_lease *core_lease_of(struct km_core *core, const struct km_event *even
     return lease;
 }
 
-void core_send_state(struct km_core *core, struct km_actions *actions, const struct km_peer *peer,
-                     const struct msg *asked)
+static void send_state(struct km_core *core, struct km_actions *actions, const struct km_peer *peer,
+                       const struct msg *asked, bool with_grants)
 {
+    const struct km_worker *w = core_worker(core, peer);
+    /* Before the answer: a slot's header says WRITING before its worker hears of it. */
+    uint32_t granted =
+        core->pool && w && !w->lost && with_grants ? core_grants(core, actions, w) : 0;
     struct km_pool_counts c = km_core_counts(core);
     CHECK(c.blocks_free + c.blocks_leased + c.blocks_cached == c.blocks_total);
     struct msg *reply = core_reply(core, actions, peer, MSG_KV_STATE, asked);
@@ -50,18 +54,28 @@ void core_send_state(struct km_core *core, struct km_actions *actions, const str
         .slots_total = c.slots_total,
     };
     struct msg_kv_state *state = &reply->u.kv_state;
-    const struct km_worker *w = core_worker(core, peer);
     if (!core->pool)
         return;
     state->snapshots_total = km_index_snap_count(km_pool_index(core->pool));
     state->snapshots_free = km_index_snaps(km_pool_index(core->pool), KM_SNAP_FREE);
     state->tokens_keepable = km_evict_keepable(core->pool);
+    state->granted_count = granted;
+    state->granted = core->granted;
+}
+
+void core_send_state(struct km_core *core, struct km_actions *actions, const struct km_peer *peer,
+                     const struct msg *asked)
+{
+    const struct km_worker *w = core_worker(core, peer);
     /* Not to a later process behind the same name: it must attach first. */
-    if (w && !w->lost && asked && asked->type == MSG_KV_PING &&
-        asked->u.kv_ping.incarnation == w->incarnation) {
-        state->granted_count = core_grants(core, actions, w);
-        state->granted = core->granted;
-    }
+    send_state(core, actions, peer, asked,
+               w && asked && asked->type == MSG_KV_PING &&
+                   asked->u.kv_ping.incarnation == w->incarnation);
+}
+
+void core_send_grants(struct km_core *core, struct km_actions *actions, const struct km_peer *peer)
+{
+    send_state(core, actions, peer, NULL, true);
 }
 
 void core_taken(struct km_core *core, struct km_actions *actions, uint32_t count)

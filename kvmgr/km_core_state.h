@@ -72,7 +72,8 @@ struct km_core {
 
     struct km_tier *tier; /* NULL: there is none */
     bool tier_on;
-    uint64_t starved_us; /* since when opens are refused while the tier writes; 0 = not */
+    uint64_t slots_starved_us; /* since when slots are asked for while the tier writes; 0 = not */
+    uint64_t starved_us;       /* since when opens are refused while the tier writes; 0 = not */
     uint32_t store_inflight, store_count;
     struct km_store_item store_items[KM_STORE_MAX];
     struct km_load loads[KM_LOADS_MAX];
@@ -98,6 +99,8 @@ bool core_epoch_stale(const struct km_core *core, const struct msg *m);
 /* KvState to a peer: the answer to its ping, and what tells a stranger our incarnation. */
 void core_send_state(struct km_core *core, struct km_actions *actions, const struct km_peer *peer,
                      const struct msg *asked);
+/* KvState unasked, for the sake of its list of slots. */
+void core_send_grants(struct km_core *core, struct km_actions *actions, const struct km_peer *peer);
 void core_taken(struct km_core *core, struct km_actions *actions, uint32_t count);
 
 void core_open(struct km_core *core, struct km_actions *actions, const struct km_event *event);
@@ -114,6 +117,11 @@ void core_snapshot(struct km_core *core, struct km_actions *actions, const struc
 void core_adopt(struct km_core *core, struct km_actions *actions, const struct km_event *event);
 /* Grants slots up to the worker's share and lists them in core->granted; the count. */
 uint32_t core_grants(struct km_core *core, struct km_actions *actions, const struct km_worker *w);
+/* A snapshot slot to write over, KM_NONE: none now.  With a tier, what may be wanted again is
+ * written before it is given up (for write_wait_us_max at most); *ret_coming: such a slot comes. */
+uint32_t core_snapshot_slot(struct km_core *core, uint32_t spare_node, bool *ret_coming);
+/* Slots became free: a worker that has too few hears of them. */
+void core_grants_offer(struct km_core *core, struct km_actions *actions);
 void core_grants_revoke(struct km_core *core, const struct km_worker *w);
 void core_recover(struct km_core *core, const struct km_arena_result *result);
 /* Gives up cached blocks until so many are free; false: not now. */
@@ -127,6 +135,11 @@ void core_tell_hungry(struct km_core *core, struct km_actions *actions);
 bool core_load(struct km_core *core, struct km_actions *actions, const struct km_ask *ask,
                const struct msg_kv_open *open, uint32_t resident_front, uint32_t *ret_code);
 bool core_stored(const struct km_core *core, uint32_t block); /* with its snapshot */
+/* Neither on the tier nor covered by a later one nor spent. */
+bool core_snapshot_wanted(const struct km_core *core, uint32_t slot);
+uint32_t core_snapshots_leaving(const struct km_core *core);
+/* Begins to write until so many are on their way out; whether any is. */
+bool core_snapshots_write(struct km_core *core, uint32_t count, uint32_t spare_node);
 bool core_write_out(struct km_core *core, uint32_t block, bool leaving);
 void core_store_state(struct km_core *core, struct km_actions *actions,
                       const struct km_event *event);

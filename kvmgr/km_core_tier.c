@@ -130,10 +130,10 @@ static void write_done(struct km_core *core, const struct km_store_result *r)
         s->refs--;
         s->storing = 0;
         block = s->node;
-        if (s->leaving && s->refs == 0) {
-            s->leaving = 0;
+        bool leaving = s->leaving;
+        s->leaving = 0;
+        if (leaving && s->refs == 0) /* else an open came for it */
             km_pool_snap_free(core->pool, r->item.index);
-        }
     } else {
         km_index_node(ix, block)->storing = 0;
     }
@@ -227,8 +227,10 @@ static uint32_t load_reach(const struct km_core *core, const struct msg_kv_open 
 
 /* Takes blocks and a slot for what is not resident. */
 static bool load_take(struct km_core *core, struct km_load *l, const struct msg_kv_open *open,
-                      uint32_t resident, uint32_t reach, struct km_actions *actions)
+                      uint32_t resident, uint32_t reach, struct km_actions *actions,
+                      bool *ret_coming)
 {
+    *ret_coming = false;
     struct km_index *ix = km_pool_index(core->pool);
     uint32_t parent = KM_NONE, taken = 0;
     if (resident > 0)
@@ -239,7 +241,7 @@ static bool load_take(struct km_core *core, struct km_load *l, const struct msg_
         km_index_ref(ix, parent);
     bool kept = reach <= resident && km_index_node(ix, parent)->snapshot != KM_NONE;
     if (!kept) {
-        l->slot = km_evict_snapshot(core->pool, parent);
+        l->slot = core_snapshot_slot(core, parent, ret_coming);
         if (l->slot == KM_NONE || (reach > resident && !core_make_room(core, reach - resident))) {
             if (parent != KM_NONE)
                 km_pool_unref(core->pool, parent);
@@ -310,8 +312,10 @@ bool core_load(struct km_core *core, struct km_actions *actions, const struct km
         if (l->used)
             continue;
         *l = (struct km_load){.used = true, .ask = *ask, .since_us = core->now_us};
-        if (!load_take(core, l, open, resident < reach ? resident : reach, reach, actions)) {
+        if (!load_take(core, l, open, resident < reach ? resident : reach, reach, actions, &busy)) {
             l->used = false;
+            if (busy) /* a slot is being made free for it */
+                *ret_code = ERR_LOADING;
             return false;
         }
         core->stats.loads++;
@@ -510,6 +514,7 @@ void core_store_done(struct km_core *core, struct km_actions *actions, const str
         tier_trim(core);
     loads_pump(core, actions);
     core_tell_hungry(core, actions);
+    core_grants_offer(core, actions);
 }
 
 void core_store_objects(struct km_core *core, const struct km_event *event)
@@ -521,6 +526,40 @@ void core_store_objects(struct km_core *core, const struct km_event *event)
         (void)km_tier_add(core->tier, (enum km_object_kind)o->kind, &o->hash, o->bytes);
     }
     tier_trim(core);
+}
+
+bool core_snapshot_wanted(const struct km_core *core, uint32_t slot)
+{
+    const struct km_index *ix = km_pool_index(core->pool);
+    const struct km_snap *s = km_index_snap(ix, slot);
+    CHECK(s != NULL && s->state == KM_SNAP_KEPT);
+    const struct km_node *n = km_index_node(ix, s->node);
+    return !n->superseded && !(s->covered && n->children <= 1) &&
+           !tier_has(core, KM_OBJECT_SNAPSHOT, &n->hash);
+}
+
+uint32_t core_snapshots_leaving(const struct km_core *core)
+{
+    const struct km_index *ix = km_pool_index(core->pool);
+    uint32_t first = km_index_snap_first(ix), total = km_index_snap_count(ix), count = 0;
+    for (uint32_t i = 0; i < total; i++)
+        count += km_index_snap(ix, first + i)->leaving != 0;
+    return count;
+}
+
+bool core_snapshots_write(struct km_core *core, uint32_t count, uint32_t spare_node)
+{
+    struct km_index *ix = km_pool_index(core->pool);
+    uint32_t leaving = core_snapshots_leaving(core);
+    while (leaving < count) {
+        uint32_t slot = km_evict_snapshot_next(core->pool, spare_node);
+        if (slot == KM_NONE || !core_snapshot_wanted(core, slot) ||
+            !node_write(core, km_index_snap(ix, slot)->node))
+            break;
+        km_index_snap(ix, slot)->leaving = 1;
+        leaving++;
+    }
+    return leaving > 0;
 }
 
 /* Room in the slots is made ahead, so that a grant need not drop what was not written. */

@@ -30,6 +30,8 @@ static const char write_script[] =
     "if gen ~= tonumber(ARGV[2]) then return {2, gen} end\n"
     "local ttl = ARGV[3]\n"
     "local fields = tonumber(ARGV[4])\n"
+    /* A full Redis refuses this; after a DEL it would take all the rest. */
+    "redis.call('HSET', KEYS[2], 'epoch', '0')\n"
     "redis.call('DEL', KEYS[2])\n"
     "redis.call('HSET', KEYS[2], unpack(ARGV, 5, 4 + fields))\n"
     "redis.call('PEXPIRE', KEYS[2], ttl)\n"
@@ -306,8 +308,10 @@ static void epoch_done(void *arg, enum err e, const struct redis_value *value)
     m->epoch_asked = false;
     if (e != ERR_OK || value->type != REDIS_INTEGER || value->integer < 0) {
         m->stats.failed++;
+        m->stats.refusing |= e == ERR_OK;
         return;
     }
+    m->stats.refusing = false;
     m->stats.redis_epoch = value->integer > UINT32_MAX ? UINT32_MAX : (uint32_t)value->integer;
     m->epoch_ready = m->stats.redis_epoch == m->options.epoch;
     if (!m->epoch_ready) {
@@ -323,6 +327,19 @@ static void epoch_done(void *arg, enum err e, const struct redis_value *value)
         queue_add(m, s);
     }
     map_pump(m);
+}
+
+/* Queues up to `most` of the sessions that Redis does not have as they are now. */
+static void dirty_queue(struct km_map *m, uint32_t most)
+{
+    for (uint32_t i = m->lists[LIST_LRU].head; i != NONE && most > 0;
+         i = m->sessions[i].link[LIST_LRU].next) {
+        struct session *s = &m->sessions[i];
+        if (!s->dirty || s->queued || s->inflight)
+            continue;
+        queue_add(m, s);
+        most--;
+    }
 }
 
 static void epoch_raise(struct km_map *m)
@@ -374,10 +391,16 @@ static void write_done(void *arg, enum err e, const struct redis_value *value)
     if (value->type == REDIS_ARRAY && value->count == 2 && value->items[0].type == REDIS_INTEGER &&
         value->items[1].type == REDIS_INTEGER && value->items[1].integer >= 0) {
         write_answer(m, s, value->items[0].integer, value->items[1].integer);
+        if (m->stats.refusing && m->epoch_ready)
+            dirty_queue(m, UINT32_MAX);
+        m->stats.refusing = false;
     } else {
         m->stats.failed++;
+        m->stats.refusing = true;
+        s->dirty = true; /* until km_map_tick finds that Redis takes writes again */
         log_warn(KVMGR, "session map not written", "reason=\"%.*s\"",
                  value->text ? (int)value->bytes : 0, value->text ? value->text : "");
+        return;
     }
     if (s->dirty)
         queue_add(m, s);
@@ -507,6 +530,21 @@ void km_map_commit(struct km_map *m, const struct km_session_change *c)
         return;
     }
     queue_add(m, s);
+    map_pump(m);
+}
+
+void km_map_tick(struct km_map *m)
+{
+    CHECK_OBJ(m, KM_MAP_MAGIC);
+    if (!m->stats.refusing || !redis_up(m->options.redis))
+        return;
+    if (!m->epoch_ready) {
+        if (m->stats.redis_epoch <= m->options.epoch)
+            epoch_raise(m);
+        return;
+    }
+    if (m->inflight == 0 && m->lists[LIST_QUEUE].head == NONE)
+        dirty_queue(m, 1); /* one asks; its answer sends the others */
     map_pump(m);
 }
 

@@ -50,6 +50,7 @@ struct km_map_stats {
     uint64_t superseded; /* commits of a lease that is not its session's latest */
     uint32_t sessions;
     uint32_t redis_epoch; /* last seen in Redis; above ours: maps are off */
+    bool refusing;        /* Redis answers, but takes no writes: full, read-only, loading */
 };
 
 struct km_map *km_map_create(const struct km_map_options *options);
@@ -61,6 +62,8 @@ void km_map_arena(struct km_map *m, const struct hash128 *layout_fp,
 void km_map_commit(struct km_map *m, const struct km_session_change *change);
 /* From redis_on_change: on return the epoch is raised and tracked sessions are written again. */
 void km_map_redis_up(struct km_map *m, bool up);
+/* A few times a second: tries again what Redis refused. */
+void km_map_tick(struct km_map *m);
 const struct km_map_stats *km_map_stats(const struct km_map *m);
 
 #endif

@@ -32,7 +32,6 @@
 #define QUEUE_MAX      8192u
 #define WIRE_BYTES     (256u << 10)
 #define WIRE_BYTES_MAX (32u << 20)
-#define SNAPSHOT_SHARE 8u /* of the arena, at most, is for snapshots */
 #define SNAPSHOTS_MAX  16384u
 
 STATIC_CHECK(KM_PEER_BYTES_MAX == BUS_PEER_BYTES_MAX);
@@ -75,11 +74,11 @@ static enum kv_dtype dtype_of(const char *name, const char *otherwise)
     return KV_F32;
 }
 
-/* Snapshot slots: as many as asked for, or what an eighth of the arena holds. */
+/* Snapshot slots: as many as asked for, or what their share of the arena holds. */
 static uint32_t snapshots_wanted(const struct km_shell *s, const struct km_arena_wanted *want)
 {
     uint64_t slot_bytes = want->state_bytes / KV_PAGE_BYTES * KV_PAGE_BYTES + KV_PAGE_BYTES;
-    uint64_t room = s->params->arena_bytes / SNAPSHOT_SHARE / slot_bytes;
+    uint64_t room = s->params->arena_bytes / 100 * s->params->snapshot_percent / slot_bytes;
     if (s->params->snapshots_max < room)
         room = s->params->snapshots_max;
     return (uint32_t)(room < SNAPSHOTS_MAX ? room : SNAPSHOTS_MAX);
@@ -297,6 +296,10 @@ static void on_tick(void *arg)
     event.u.stood_still = s->tick_us != 0 && now_us - s->tick_us > PAUSE_US_MIN;
     s->tick_us = now_us;
     km_shell_step(s, event);
+    if (s->map) {
+        km_map_tick(s->map);
+        km_shell_state_show(s);
+    }
 }
 
 /* ---- start: the epoch, then the socket ---- */
@@ -304,10 +307,9 @@ static void on_tick(void *arg)
 void km_shell_state_show(struct km_shell *s)
 {
     bool off = strcmp(s->params->redis, "off") == 0;
-    if (s->begun && !s->failed)
-        status_set_state(s->status, (off || redis_up(s->redis)) && s->store_text[0] == '\0'
-                                        ? "ready"
-                                        : "degraded");
+    bool hints = off || (redis_up(s->redis) && !(s->map && km_map_stats(s->map)->refusing));
+    if (s->begun && !s->failed && !s->stopping)
+        status_set_state(s->status, hints && s->store_text[0] == '\0' ? "ready" : "degraded");
 }
 
 static enum err epoch_choose(struct km_shell *s, uint32_t redis_epoch, struct err_detail *detail)

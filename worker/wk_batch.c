@@ -46,7 +46,7 @@ struct roll {
 
 static bool can_decode(const struct wk_core *core, const struct wk_seq *seq)
 {
-    return seq->state == WK_SEQ_DECODE && !seq->in_flight && !seq->replan &&
+    return (seq->state == WK_SEQ_DECODE || seq->flush) && !seq->in_flight && !seq->replan &&
            wk_blocks_room(&seq->kv, &core->shape) >= wk_core_length(core, seq);
 }
 
@@ -105,11 +105,35 @@ static uint32_t prefill_candidates(struct wk_core *core)
     return count;
 }
 
+static uint32_t rows_left(const struct wk_core *core, const struct wk_seq *seq)
+{
+    return wk_snap_prefill_end(core, seq) - seq->computed;
+}
+
+/* Tokens before the first rows that the plan has to tell of. */
+static uint32_t history_of(const struct wk_seq *seq)
+{
+    return seq->kv.sent == 0 && wk_plan_penalised(&seq->setup) ? seq->computed : 0;
+}
+
+/* What one plan can carry besides rows: a few long tables and histories at most. */
+static bool plan_fits(const struct wk_core *core, const struct wk_seq *seq, uint32_t rows_max,
+                      uint32_t *blocks, uint32_t *history)
+{
+    uint32_t rest = rows_left(core, seq);
+    uint32_t end = seq->computed + (rest < rows_max ? rest : rows_max);
+    uint32_t need = wk_blocks_for(&core->shape, end);
+    need -= need < seq->kv.sent ? need : seq->kv.sent;
+    *blocks += need;
+    *history += history_of(seq);
+    return *blocks <= core->plan->blocks_max && *history <= core->plan->history_max;
+}
+
 /* Shares rows_max out over the candidates: newcomers get equal parts so that all of them begin,
  * what is left goes by the order.  Returns how many take part; rows in seq->step_rows. */
 static uint32_t rows_share(struct wk_core *core, uint32_t count, uint32_t rows_max)
 {
-    uint32_t newcomers = 0, taken = 0, left = rows_max;
+    uint32_t newcomers = 0, taken = 0, left = rows_max, blocks = 0, history = 0;
     for (uint32_t i = 0; i < count; i++)
         newcomers += core->seqs[core->chosen[i]].served_us == 0;
     uint32_t share = newcomers > 1 ? rows_max / newcomers : rows_max;
@@ -117,7 +141,9 @@ static uint32_t rows_share(struct wk_core *core, uint32_t count, uint32_t rows_m
         share = SHARE_ROWS_MIN;
     while (taken < count && taken < WK_PREFILL_SEQS_MAX && left > 0) {
         struct wk_seq *seq = &core->seqs[core->chosen[taken]];
-        uint32_t rest = wk_core_length(core, seq) - seq->computed;
+        if (!plan_fits(core, seq, rows_max, &blocks, &history))
+            break;
+        uint32_t rest = rows_left(core, seq);
         uint32_t most = seq->served_us == 0 && share < left ? share : left;
         seq->step_rows = rest < most ? rest : most;
         CHECK(seq->step_rows > 0);
@@ -126,11 +152,12 @@ static uint32_t rows_share(struct wk_core *core, uint32_t count, uint32_t rows_m
     }
     for (uint32_t i = 0; i < taken && left > 0; i++) {
         struct wk_seq *seq = &core->seqs[core->chosen[i]];
-        uint32_t rest = wk_core_length(core, seq) - seq->computed - seq->step_rows;
+        uint32_t rest = rows_left(core, seq) - seq->step_rows;
         uint32_t more = rest < left ? rest : left;
         seq->step_rows += more;
         left -= more;
     }
+    CHECK(taken > 0); /* one sequence always fits */
     return taken;
 }
 
@@ -149,12 +176,30 @@ static void blocks_add(struct wk_core *core, struct wk_seq *seq, struct wk_plan_
     seq->kv.sent += ps->block_count;
 }
 
+/* The first rows of a lease: what the executor must know of the sequence, and of what came with
+ * the lease. */
+static void first_rows(struct wk_core *core, struct wk_seq *seq, struct wk_plan_seq *ps)
+{
+    struct wk_plan *p = core->plan;
+    CHECK(seq->computed == seq->kv.reused);
+    ps->setup = p->setup_count++;
+    p->setups[ps->setup] = seq->setup;
+    ps->fresh = seq->computed == 0;
+    ps->restore = !ps->fresh;
+    ps->restore_slot = seq->kv.restore_slot;
+    ps->history_at = p->history_total;
+    ps->history_count = history_of(seq);
+    wk_ids_copy(core->ids, ps->entry, 0, ps->history_count, p->history + p->history_total);
+    p->history_total += ps->history_count;
+}
+
 static void prefill_seq_add(struct wk_core *core, struct wk_seq *seq)
 {
     struct wk_plan *p = core->plan;
     CHECK(p->seq_count < p->seqs_max && p->row_count + seq->step_rows <= p->rows_max);
     uint32_t entry = wk_core_entry(core, seq);
-    bool last = seq->computed + seq->step_rows == wk_core_length(core, seq);
+    uint32_t end = seq->computed + seq->step_rows;
+    bool last = end == wk_core_length(core, seq);
     struct wk_plan_seq *ps = &p->seqs[p->seq_count++];
     *ps = (struct wk_plan_seq){
         .entry = entry,
@@ -163,13 +208,12 @@ static void prefill_seq_add(struct wk_core *core, struct wk_seq *seq)
         .position_start = seq->computed,
         .row_count = seq->step_rows,
         .logits_from = last ? seq->step_rows - 1 : seq->step_rows,
-        .fresh = seq->computed == 0,
         .ids_at = p->row_count,
     };
-    if (ps->fresh) {
-        ps->setup = p->setup_count++;
-        p->setups[ps->setup] = seq->setup;
-    }
+    if (seq->kv.sent == 0)
+        first_rows(core, seq, ps);
+    if (end == wk_snap_prefill_end(core, seq))
+        ps->snapshot = wk_snap_plan(core, seq, end, &ps->snapshot_slot);
     wk_ids_copy(core->ids, entry, seq->computed, seq->step_rows, p->ids + p->row_count);
     p->row_count += seq->step_rows;
     blocks_add(core, seq, ps);
@@ -268,6 +312,7 @@ static void decode_seq_add(struct wk_core *core, struct wk_seq *seq, uint32_t dr
     drafts = drafts < verify ? drafts : verify;
     drafts = drafts < drafts_max ? drafts : drafts_max;
     drafts = drafts < room ? drafts : (uint32_t)room;
+    drafts = seq->flush ? 0 : wk_snap_drafts_max(core, seq, length - 1, drafts);
     CHECK(drafts < WK_STEP_ROWS_MAX && p->row_count + drafts + 1 <= p->rows_max);
     struct wk_plan_seq *ps = &p->seqs[p->seq_count++];
     *ps = (struct wk_plan_seq){
@@ -281,6 +326,12 @@ static void decode_seq_add(struct wk_core *core, struct wk_seq *seq, uint32_t dr
         .ids_at = p->row_count,
         .final_count = seq->final_count,
     };
+    /* With its rows in the journal the state stands before them, else behind the one row. */
+    ps->snapshot = wk_snap_plan(core, seq, length - 1, &ps->snapshot_slot);
+    ps->journal |= ps->snapshot || seq->flush;
+    if (!ps->journal)
+        ps->snapshot = wk_snap_plan(core, seq, length, &ps->snapshot_slot);
+    seq->step_journal = ps->journal;
     memcpy(ps->final_ids, seq->final_ids, seq->final_count * sizeof *seq->final_ids);
     seq->final_count = 0;
     p->ids[p->row_count++] = wk_ids_at(core->ids, entry, length - 1);

@@ -6,20 +6,21 @@
 
 #include "lib/base/check.h"
 
-void wk_blocks_init(struct wk_blocks *b, uint32_t *ids, uint32_t count_max)
+void wk_blocks_init(struct wk_blocks *b, uint32_t *ids, struct hash128 *hashes, uint32_t count_max)
 {
-    CHECK(b != NULL && ids != NULL && count_max > 0);
+    CHECK(b != NULL && ids != NULL && hashes != NULL && count_max > 0);
     memset(b, 0, sizeof *b);
     b->ids = ids;
+    b->hashes = hashes;
     b->count_max = count_max;
 }
 
 void wk_blocks_reset(struct wk_blocks *b)
 {
-    CHECK(b != NULL && b->ids != NULL);
-    uint32_t *ids = b->ids;
-    uint32_t count_max = b->count_max;
-    wk_blocks_init(b, ids, count_max);
+    CHECK(b != NULL && b->ids != NULL && b->hash_count <= b->count_max);
+    uint32_t hash_count = b->hash_count;
+    wk_blocks_init(b, b->ids, b->hashes, b->count_max);
+    b->hash_count = hash_count;
 }
 
 static bool ids_take(struct wk_blocks *b, const struct wk_arena_shape *shape, const uint32_t *ids,
@@ -33,6 +34,18 @@ static bool ids_take(struct wk_blocks *b, const struct wk_arena_shape *shape, co
     memcpy(b->ids + b->count, ids, (size_t)count * sizeof *ids);
     b->count += count;
     return true;
+}
+
+/* What is said to come from the cache must be what was asked for, and have its state. */
+static bool reuse_fits(const struct wk_blocks *b, const struct wk_arena_shape *shape,
+                       const struct msg_kv_open_reply *reply)
+{
+    uint32_t tokens = reply->reusable_tokens;
+    if (tokens == 0)
+        return true;
+    return tokens % shape->block_tokens == 0 && tokens <= b->asked_max &&
+           tokens / shape->block_tokens <= b->hash_count &&
+           reply->snapshot_slot >= shape->live_slots && reply->snapshot_slot < shape->slot_count;
 }
 
 /* ERR_EPOCH at an open: kvmgr was restarted, the shell attaches again. */
@@ -56,7 +69,8 @@ enum err wk_blocks_opened(struct wk_blocks *b, const struct wk_arena_shape *shap
     b->state = WK_KV_NONE;
     if (reply->code != ERR_OK)
         return reply->code < ERR_COUNT ? (enum err)reply->code : ERR_INTERNAL;
-    if (reply->state_slot >= shape->slot_count || reply->block_count < blocks_wanted)
+    if (reply->state_slot >= shape->live_slots || reply->block_count < blocks_wanted ||
+        !reuse_fits(b, shape, reply))
         return ERR_CORRUPT;
     if (!ids_take(b, shape, reply->blocks, reply->block_count))
         return ERR_CORRUPT;
@@ -65,7 +79,12 @@ enum err wk_blocks_opened(struct wk_blocks *b, const struct wk_arena_shape *shap
     b->lease = reply->lease;
     b->state_slot = reply->state_slot;
     b->full_since_us = 0;
+    b->reused = reply->reusable_tokens;
+    b->restore_slot = reply->snapshot_slot;
+    b->snapped = reply->reusable_tokens;
     CHECK(b->count > 0 && b->sent == 0 && b->committed == 0);
+    b->committed = b->reused / shape->block_tokens;
+    CHECK(b->committed <= b->count);
     return ERR_OK;
 }
 

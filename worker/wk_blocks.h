@@ -23,6 +23,8 @@ enum wk_extend_state { WK_EXTEND_NONE, WK_EXTEND_ASKED, WK_EXTEND_FULL };
 
 struct wk_arena_shape {
     uint32_t block_tokens, block_count, slot_count;
+    uint32_t live_slots;     /* slots below are for running sequences, the others for snapshots */
+    uint32_t snapshot_every; /* tokens; 0 = no snapshots within a prompt */
 };
 
 struct wk_blocks {
@@ -32,15 +34,21 @@ struct wk_blocks {
     uint32_t state_slot;
     uint32_t count, count_max;
     uint32_t *ids;
-    uint32_t sent;        /* blocks that the executor's table has */
-    uint32_t committed;   /* blocks whose KvCommit was sent */
-    struct hash128 chain; /* chain hash of block committed - 1 */
-    uint64_t asked_us;    /* of the open or extend in flight */
+    uint32_t sent;         /* blocks that the executor's table has */
+    uint32_t committed;    /* blocks whose KvCommit was sent, or that came committed */
+    uint32_t asked_max;    /* tokens that the open allowed to come from the cache */
+    uint32_t reused;       /* tokens that came with the lease; whole blocks, never written */
+    uint32_t restore_slot; /* where reused > 0: the snapshot to begin from */
+    uint32_t snapped;      /* tokens of the latest state that kvmgr keeps of this sequence */
+    uint64_t asked_us;     /* of the open or extend in flight */
     uint64_t full_since_us;
+    /* Chain hashes of the sequence's first full blocks; they outlive a lease. */
+    uint32_t hash_count;
+    struct hash128 *hashes; /* [count_max] */
 };
 
-void wk_blocks_init(struct wk_blocks *b, uint32_t *ids, uint32_t count_max);
-void wk_blocks_reset(struct wk_blocks *b); /* as if never opened */
+void wk_blocks_init(struct wk_blocks *b, uint32_t *ids, struct hash128 *hashes, uint32_t count_max);
+void wk_blocks_reset(struct wk_blocks *b); /* as if never opened; hashes stay */
 
 /* ERR_OK: HELD.  ERR_KV_FULL: FULL, for every code that may be tried again.  Others: NONE, the
  * reply is unusable. */

@@ -43,13 +43,17 @@ static void arrays_take(struct wk_core *core)
     core->flight.entries = mem_take_array(core->entry_count, sizeof *core->flight.entries);
     core->block_ids =
         mem_take_array((size_t)core->entry_count * blocks_max, sizeof *core->block_ids);
+    core->hashes = mem_take_array((size_t)core->entry_count * blocks_max, sizeof *core->hashes);
     for (uint32_t i = 0; i < core->entry_count; i++) {
         core->seqs[i].magic = WK_SEQ_MAGIC;
-        wk_blocks_init(&core->seqs[i].kv, core->block_ids + (size_t)i * blocks_max, blocks_max);
+        wk_blocks_init(&core->seqs[i].kv, core->block_ids + (size_t)i * blocks_max,
+                       core->hashes + (size_t)i * blocks_max, blocks_max);
     }
     core->ids = wk_ids_create(o->ids_max, core->entry_count, o->context_max);
     uint32_t rows = o->slice_rows_max > o->decode_rows_max ? o->slice_rows_max : o->decode_rows_max;
-    core->plan = wk_plan_create(wk_core_plan_seqs(o), rows, rows + 4 * core->entry_count);
+    /* A sequence that comes with blocks brings its whole table and, for penalties, its tokens. */
+    core->plan = wk_plan_create(wk_core_plan_seqs(o), rows,
+                                rows + 4 * core->entry_count + blocks_max, o->context_max);
     core->ring = wk_plan_ring_create(RING_BYTES);
 }
 
@@ -57,6 +61,7 @@ static void shape_set(struct wk_core *core, const struct wk_arena_shape *shape)
 {
     CHECK(shape->block_tokens > 0 && shape->block_count > 0 && shape->slot_count > 0);
     CHECK(shape->block_tokens == core->options.shape.block_tokens);
+    CHECK(shape->live_slots > 0 && shape->live_slots <= shape->slot_count);
     core->shape = *shape;
     uint64_t pool = (uint64_t)shape->block_count * shape->block_tokens;
     core->context_max =
@@ -99,6 +104,7 @@ void wk_core_destroy(struct wk_core **core_p)
     mem_give(core->chosen);
     mem_give(core->flight.entries);
     mem_give(core->block_ids);
+    mem_give(core->hashes);
     wk_ids_destroy(&core->ids);
     wk_plan_destroy(&core->plan);
     wk_plan_ring_destroy(&core->ring);
@@ -156,6 +162,7 @@ struct wk_seq *wk_core_find(struct wk_core *core, const struct msg_id *id)
 void wk_core_free(struct wk_core *core, struct wk_seq *seq)
 {
     CHECK(!seq->in_flight && !seq->in_batch && seq->kv.state != WK_KV_HELD);
+    CHECK(seq->snap_tokens == 0);
     uint32_t entry = wk_core_entry(core, seq), at = 0;
     wk_ids_drop(core->ids, entry);
     while (at < core->order_count && core->order[at] != entry)
@@ -165,7 +172,15 @@ void wk_core_free(struct wk_core *core, struct wk_seq *seq)
     memmove(&core->order[at], &core->order[at + 1], (core->order_count - at) * sizeof *core->order);
     struct wk_blocks kv = seq->kv;
     wk_blocks_reset(&kv);
+    kv.hash_count = 0;
     *seq = (struct wk_seq){.magic = WK_SEQ_MAGIC, .state = WK_SEQ_FREE, .kv = kv};
+}
+
+void wk_core_flush_end(struct wk_core *core, struct wk_seq *seq)
+{
+    CHECK(seq->state == WK_SEQ_ZOMBIE && seq->flush && !seq->in_flight);
+    wk_core_kv_release(core, seq, true);
+    wk_core_free(core, seq);
 }
 
 static void on_msg(struct wk_core *core, const struct msg *m)

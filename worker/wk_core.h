@@ -68,6 +68,8 @@ struct wk_event {
     const struct wk_result *result;
     uint32_t kv_epoch; /* WK_EV_KV_ATTACHED */
     struct wk_arena_shape shape;
+    uint32_t granted_count; /* snapshot slots that the worker may write */
+    const uint32_t *granted;
 };
 
 enum wk_action_type { WK_ACT_ROUTER = 1, WK_ACT_KVMGR, WK_ACT_DRAFTER, WK_ACT_RUN };
@@ -93,6 +95,8 @@ struct wk_stats {
     uint64_t accepted_at[WK_SPEC_DRAFTS_MAX], drafted_at[WK_SPEC_DRAFTS_MAX];
     uint64_t preempted, replanned, kv_full, drafts_late, drafts_garbage, drafts_timeout;
     uint64_t steps_failed, tap_records;
+    uint64_t tokens_cached, prompts_cached, prompts_cold;
+    uint64_t snapshots, snapshots_refused, snapshots_skipped; /* skipped: no slot at that moment */
     uint64_t step_us_last;
     enum wk_plan_kind kind_last;
     uint32_t rows_last;

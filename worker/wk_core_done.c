@@ -15,14 +15,16 @@ static void smooth(double *rate, double count, uint64_t us)
 }
 
 /* The executor has let go of seq.  True if its result still counts. */
-static bool let_go(struct wk_core *core, struct wk_seq *seq)
+static bool let_go(struct wk_core *core, struct wk_seq *seq, bool good)
 {
     if (seq->state == WK_SEQ_ZOMBIE) {
-        wk_core_kv_release(core, seq, false);
+        wk_snap_settle(core, seq, seq->flush && good);
+        wk_core_kv_release(core, seq, seq->keep);
         wk_core_free(core, seq);
         return false;
     }
     if (seq->replan) {
+        wk_snap_settle(core, seq, false);
         bool release = seq->replan_release;
         seq->replan = false;
         seq->replan_release = false;
@@ -39,6 +41,7 @@ static void settle(struct wk_core *core, struct wk_seq *seq, const struct wk_res
     uint32_t entry = wk_core_entry(core, seq);
     CHECK(v.final_count <= WK_STEP_ROWS_MAX);
     if (!wk_ids_append(core->ids, entry, r->ids, v.final_count)) {
+        wk_snap_settle(core, seq, false);
         wk_core_emit(core, seq, NULL, 0, MSG_FINISH_FAILED, ERR_NOMEM);
         wk_core_end(core, seq, MSG_FINISH_FAILED);
         return;
@@ -48,6 +51,7 @@ static void settle(struct wk_core *core, struct wk_seq *seq, const struct wk_res
     seq->final_count = v.final_count;
     wk_core_emit(core, seq, r, v.final_count, v.finish, ERR_OK);
     wk_core_kv_commit(core, seq);
+    wk_snap_settle(core, seq, true);
     if (v.finish != MSG_FINISH_NONE) {
         wk_core_end(core, seq, v.finish);
         return;
@@ -59,7 +63,7 @@ static void settle(struct wk_core *core, struct wk_seq *seq, const struct wk_res
 static void prefill_done(struct wk_core *core, struct wk_seq *seq, const struct wk_result_seq *r)
 {
     seq->in_batch = false;
-    if (!let_go(core, seq))
+    if (!let_go(core, seq, r != NULL))
         return;
     CHECK(seq->state == WK_SEQ_PREFILL);
     uint32_t length = wk_core_length(core, seq);
@@ -69,6 +73,7 @@ static void prefill_done(struct wk_core *core, struct wk_seq *seq, const struct 
     if (computed < length) {
         seq->computed = computed;
         wk_core_kv_commit(core, seq);
+        wk_snap_settle(core, seq, true);
         wk_core_draft_feed(core, seq);
         return;
     }
@@ -83,7 +88,7 @@ static void prefill_done(struct wk_core *core, struct wk_seq *seq, const struct 
 static void decode_done(struct wk_core *core, struct wk_seq *seq, const struct wk_result_seq *r)
 {
     seq->in_flight = false;
-    if (!let_go(core, seq))
+    if (!let_go(core, seq, r != NULL))
         return;
     CHECK(seq->state == WK_SEQ_DECODE && r->count >= 1);
     uint32_t length = wk_core_length(core, seq);
@@ -100,8 +105,8 @@ static void decode_done(struct wk_core *core, struct wk_seq *seq, const struct w
         s->accepted_at[j] += j < v.accepted;
     }
     wk_core_draft_verdict(core, seq, v.accepted);
-    /* Rows of a step with drafts are in the journal; a single row is final at once. */
-    seq->replay = seq->step_drafts > 0 ? v.final_count : 0;
+    /* Rows in the journal wait for the next step; a single row is final at once. */
+    seq->replay = seq->step_journal ? v.final_count : 0;
     settle(core, seq, r, v, length - 1 + v.final_count);
 }
 

@@ -28,22 +28,49 @@ static uint32_t tokens_wanted(const struct wk_core *core, const struct wk_seq *s
     return length + (ahead < room ? ahead : room);
 }
 
+/* Chain hashes of the first `count` blocks, which are full.  False: no room for it now. */
+static bool hashes_reach(struct wk_core *core, struct wk_seq *seq, uint32_t count)
+{
+    struct wk_blocks *b = &seq->kv;
+    uint32_t block_tokens = core->shape.block_tokens, entry = wk_core_entry(core, seq);
+    CHECK(count <= b->count_max);
+    if (count <= b->hash_count)
+        return true;
+    uint32_t *ids = arena_alloc_array(core->actions->arena, block_tokens, sizeof *ids);
+    if (ids == NULL)
+        return false;
+    static const struct hash128 origin;
+    for (uint32_t i = b->hash_count; i < count; i++) {
+        wk_ids_copy(core->ids, entry, i * block_tokens, block_tokens, ids);
+        b->hashes[i] = block_hash_next(&core->options.key, i > 0 ? &b->hashes[i - 1] : &origin,
+                                       &seq->salt, ids, block_tokens);
+    }
+    b->hash_count = count;
+    return true;
+}
+
+/* For a message: the place may be another sequence's before it is encoded. */
+static const struct hash128 *hashes_copy(struct wk_core *core, const struct wk_seq *seq,
+                                         uint32_t first, uint32_t count)
+{
+    CHECK(first + count <= seq->kv.hash_count);
+    return arena_copy(core->actions->arena, seq->kv.hashes + first, count * sizeof *seq->kv.hashes);
+}
+
 static void open_send(struct wk_core *core, struct wk_seq *seq)
 {
     CHECK(seq->state == WK_SEQ_WAITING && seq->kv.state != WK_KV_HELD);
-    uint32_t entry = wk_core_entry(core, seq);
-    uint32_t block_tokens = core->shape.block_tokens;
-    uint32_t count = seq->prompt_count / block_tokens;
-    struct hash128 *hashes = arena_alloc_array(core->actions->arena, count + 1, sizeof *hashes);
-    uint32_t *ids = arena_alloc_array(core->actions->arena, block_tokens, sizeof *ids);
-    if (hashes == NULL || ids == NULL)
+    uint32_t length = wk_core_length(core, seq);
+    uint32_t count = length / core->shape.block_tokens;
+    const struct hash128 *hashes = NULL;
+    if (count > MSG_BLOCKS_MAX)
+        count = MSG_BLOCKS_MAX;
+    if (count > 0 && hashes_reach(core, seq, count))
+        hashes = hashes_copy(core, seq, 0, count);
+    if (hashes == NULL)
         count = 0; /* hashes only help reuse */
-    struct hash128 chain = {{0}};
-    for (uint32_t i = 0; i < count; i++) {
-        wk_ids_copy(core->ids, entry, i * block_tokens, block_tokens, ids);
-        chain = block_hash_next(&core->options.key, &chain, &seq->salt, ids, block_tokens);
-        hashes[i] = chain;
-    }
+    /* At least one token is computed; the canary proves the model, not the cache. */
+    seq->kv.asked_max = seq->canary ? 0 : length - 1;
     struct msg *m = wk_core_send(core, WK_ACT_KVMGR, MSG_KV_OPEN, &seq->id);
     char *session = arena_strndup(core->actions->arena, seq->session_key, strlen(seq->session_key));
     char *salt = arena_strndup(core->actions->arena, seq->cache_salt, strlen(seq->cache_salt));
@@ -55,6 +82,7 @@ static void open_send(struct wk_core *core, struct wk_seq *seq)
         .blocks_wanted = wk_blocks_for(&core->shape, tokens_wanted(core, seq)),
         .hash_count = count,
         .hashes = hashes,
+        .reuse_max = seq->kv.asked_max,
     };
     seq->kv.state = WK_KV_OPENING;
     seq->kv.asked_us = core->now_us;
@@ -99,17 +127,12 @@ void wk_core_kv_commit(struct wk_core *core, struct wk_seq *seq)
     if (seq->kv.state != WK_KV_HELD || full <= seq->kv.committed)
         return;
     CHECK(full <= seq->kv.count);
-    uint32_t count = full - seq->kv.committed, entry = wk_core_entry(core, seq);
-    struct hash128 *hashes = arena_alloc_array(core->actions->arena, count, sizeof *hashes);
-    uint32_t *ids = arena_alloc_array(core->actions->arena, block_tokens, sizeof *ids);
-    if (hashes == NULL || ids == NULL)
+    uint32_t count = full - seq->kv.committed;
+    if (!hashes_reach(core, seq, full))
         return; /* the next commit takes these blocks along */
-    for (uint32_t i = 0; i < count; i++) {
-        wk_ids_copy(core->ids, entry, (seq->kv.committed + i) * block_tokens, block_tokens, ids);
-        seq->kv.chain =
-            block_hash_next(&core->options.key, &seq->kv.chain, &seq->salt, ids, block_tokens);
-        hashes[i] = seq->kv.chain;
-    }
+    const struct hash128 *hashes = hashes_copy(core, seq, seq->kv.committed, count);
+    if (hashes == NULL)
+        return;
     struct msg *m = wk_core_send(core, WK_ACT_KVMGR, MSG_KV_COMMIT, &seq->id);
     m->u.kv_commit = (struct msg_kv_commit){
         .lease = seq->kv.lease,
@@ -130,7 +153,7 @@ void wk_core_replan(struct wk_core *core, struct wk_seq *seq, bool release)
         return;
     }
     if (release)
-        wk_core_kv_release(core, seq, false);
+        wk_core_kv_release(core, seq, true);
     else
         wk_blocks_reset(&seq->kv);
     seq->state = WK_SEQ_WAITING;
@@ -148,6 +171,8 @@ void wk_core_kv_attached(struct wk_core *core, const struct wk_event *event)
     core->kv_epoch = event->kv_epoch;
     core->kv_seen_us = core->now_us;
     core->kv_retry_us = 0;
+    core->grant_count = 0;
+    wk_snap_granted(core, event->granted, event->granted_count);
     for (uint32_t i = 0; i < core->order_count; i++) {
         struct wk_seq *seq = &core->seqs[core->order[i]];
         CHECK(seq->kv.state != WK_KV_HELD);
@@ -166,11 +191,14 @@ void wk_core_kv_attached(struct wk_core *core, const struct wk_event *event)
 void wk_core_kv_detached(struct wk_core *core)
 {
     core->kv_attached = false;
+    core->grant_count = 0;
     CHECK(core->order_count <= core->entry_count);
-    for (uint32_t i = 0; i < core->order_count; i++) {
-        struct wk_seq *seq = &core->seqs[core->order[i]];
+    for (uint32_t i = core->order_count; i > 0; i--) {
+        struct wk_seq *seq = &core->seqs[core->order[i - 1]];
         if (seq->state == WK_SEQ_ZOMBIE) {
             wk_blocks_reset(&seq->kv); /* nothing to give back */
+            if (seq->flush && !seq->in_flight)
+                wk_core_flush_end(core, seq);
             continue;
         }
         if (seq->kv.state == WK_KV_HELD) {
@@ -180,6 +208,17 @@ void wk_core_kv_detached(struct wk_core *core)
         wk_core_replan(core, seq, false);
         seq->replan_release = false;
     }
+}
+
+/* A request's cached tokens are those that it began with here. */
+static void reuse_count(struct wk_core *core, struct wk_seq *seq)
+{
+    if (seq->opened || seq->canary)
+        return;
+    seq->opened = true;
+    seq->cached = seq->kv.reused < seq->prompt_count ? seq->kv.reused : seq->prompt_count;
+    core->stats.tokens_cached += seq->cached;
+    *(seq->cached > 0 ? &core->stats.prompts_cached : &core->stats.prompts_cold) += 1;
 }
 
 static void opened(struct wk_core *core, const struct msg *m)
@@ -200,16 +239,12 @@ static void opened(struct wk_core *core, const struct msg *m)
         }
         return;
     }
-    if (reply->code == ERR_OK && reply->reusable_tokens != 0) {
-        release_send(core, &m->id, reply->lease, 0, false);
-        wk_core_emit(core, seq, NULL, 0, MSG_FINISH_FAILED, ERR_UNSUPPORTED);
-        wk_core_end(core, seq, MSG_FINISH_FAILED);
-        return;
-    }
     uint32_t wanted = wk_blocks_for(&core->shape, tokens_wanted(core, seq));
     enum err e = wk_blocks_opened(&seq->kv, &core->shape, reply, wanted, core->now_us);
     if (e == ERR_OK) {
         seq->state = WK_SEQ_PREFILL;
+        seq->computed = seq->kv.reused;
+        reuse_count(core, seq);
         seq->ready_us = core->now_us;
         seq->served_us = 0;
     } else if (e == ERR_KV_FULL) {
@@ -249,11 +284,12 @@ static void extended(struct wk_core *core, const struct msg_kv_extend_reply *rep
     }
 }
 
-static void blocks_free_set(struct wk_core *core, uint32_t blocks_free)
+/* blocks: those that can be had, cached ones included. */
+static void blocks_free_set(struct wk_core *core, uint32_t blocks)
 {
-    if (blocks_free > core->kv_blocks_free && core->kv_retry_us > core->now_us)
+    if (blocks > core->kv_blocks_free && core->kv_retry_us > core->now_us)
         core->kv_retry_us = core->now_us;
-    core->kv_blocks_free = blocks_free;
+    core->kv_blocks_free = blocks;
 }
 
 void wk_core_kv_msg(struct wk_core *core, const struct msg *m)
@@ -268,10 +304,15 @@ void wk_core_kv_msg(struct wk_core *core, const struct msg *m)
         extended(core, &m->u.kv_extend_reply);
         break;
     case MSG_KV_STATE:
-        blocks_free_set(core, m->u.kv_state.blocks_free);
+        blocks_free_set(core, m->u.kv_state.blocks_free + m->u.kv_state.blocks_cached);
+        wk_snap_granted(core, m->u.kv_state.granted, m->u.kv_state.granted_count);
+        break;
+    case MSG_KV_SNAPSHOT_REPLY:
+        wk_snap_reply(core, &m->u.kv_snapshot_reply);
         break;
     case MSG_KV_PRESSURE:
-        blocks_free_set(core, m->u.kv_pressure.blocks_free);
+        if (core->kv_retry_us > core->now_us)
+            core->kv_retry_us = core->now_us;
         break;
     case MSG_KV_RECLAIM:
         seq = by_lease(core, m->u.kv_reclaim.lease);
@@ -335,6 +376,7 @@ void wk_core_kv_pump(struct wk_core *core)
 {
     if (!core->kv_attached || wk_core_kv_silent(core))
         return;
+    wk_snap_pump(core);
     bool retry = core->kv_retry_us != 0 && core->now_us >= core->kv_retry_us;
     bool refused = false;
     for (uint32_t i = 0; i < core->order_count; i++) {
@@ -347,6 +389,14 @@ void wk_core_kv_pump(struct wk_core *core)
         open_pump(core, retry);
     if (retry)
         core->kv_retry_us = core->now_us + KV_RETRY_US;
+}
+
+/* What a preemption costs: the tokens behind the last state that is kept. */
+static uint32_t tokens_lost(const struct wk_core *core, const struct wk_seq *seq)
+{
+    uint32_t length = wk_core_length(core, seq);
+    CHECK(seq->kv.snapped <= length);
+    return length - seq->kv.snapped;
 }
 
 void wk_core_preempt_if_stuck(struct wk_core *core)
@@ -365,8 +415,9 @@ void wk_core_preempt_if_stuck(struct wk_core *core)
             wk_blocks_room(&seq->kv, &core->shape) >= wk_core_length(core, seq))
             return;
         blocked++;
-        /* The order is that of arrival, so the last one is the youngest; never the same twice. */
-        if (seq->serial != core->preempted_serial)
+        /* The cheapest to compute again, the youngest of those; never the same twice. */
+        if (seq->serial != core->preempted_serial &&
+            (victim == NULL || tokens_lost(core, seq) <= tokens_lost(core, victim)))
             victim = seq;
     }
     if (blocked < 2 || victim == NULL)

@@ -14,6 +14,7 @@ static void receipt_fill(struct wk_core *core, const struct wk_seq *seq, struct 
     *r = (struct msg_receipt){
         .prompt_tokens = seq->prompt_count,
         .output_tokens = wk_core_outputs(core, seq),
+        .cached_tokens = seq->cached,
         .drafted = seq->drafted,
         .accepted = seq->accepted,
         .steps = seq->steps,
@@ -98,11 +99,17 @@ void wk_core_end(struct wk_core *core, struct wk_seq *seq, uint32_t finish)
         l->cancelled++;
     CHECK(l->accepted == l->finished + l->failed + l->cancelled + l->live);
     wk_core_draft_close(core, seq);
+    seq->keep |= good;
     if (seq->in_flight || seq->in_batch) {
         seq->state = WK_SEQ_ZOMBIE;
         return;
     }
-    wk_core_kv_release(core, seq, good);
+    if (good && seq->state == WK_SEQ_DECODE && wk_snap_flush(core, seq)) {
+        seq->state = WK_SEQ_ZOMBIE;
+        seq->flush = true;
+        return;
+    }
+    wk_core_kv_release(core, seq, seq->keep);
     wk_core_free(core, seq);
 }
 
@@ -263,8 +270,10 @@ void wk_core_assign(struct wk_core *core, const struct msg *m)
         assign_reply(core, &m->id, ERR_OK, NULL); /* the same question twice */
         return;
     }
-    if (old != NULL) /* the router starts it again from what it has */
+    if (old != NULL) { /* the router starts it again from what it has */
+        old->keep = true;
         wk_core_end(core, old, MSG_FINISH_CANCELLED);
+    }
     enum err e = request_check(core, &m->u.request, &spec, &detail);
     struct wk_seq *seq = e == ERR_OK ? entry_take(core) : NULL;
     if (e == ERR_OK && seq == NULL)
@@ -282,6 +291,7 @@ void wk_core_assign(struct wk_core *core, const struct msg *m)
 
 void wk_core_fail(struct wk_core *core, struct wk_seq *seq, uint32_t finish, enum err code)
 {
+    seq->keep = code == ERR_DRAINING;
     wk_core_emit(core, seq, NULL, 0, finish, code);
     wk_core_end(core, seq, finish);
 }
@@ -298,8 +308,10 @@ void wk_core_router_state(struct wk_core *core, const struct msg *m)
     /* A new router knows nothing of these; it will assign them again. */
     for (uint32_t i = core->order_count; i > 0; i--) {
         struct wk_seq *seq = &core->seqs[core->order[i - 1]];
-        if (seq->state != WK_SEQ_ZOMBIE)
-            wk_core_end(core, seq, MSG_FINISH_CANCELLED);
+        if (seq->state == WK_SEQ_ZOMBIE)
+            continue;
+        seq->keep = true;
+        wk_core_end(core, seq, MSG_FINISH_CANCELLED);
     }
 }
 
@@ -329,11 +341,15 @@ void wk_core_hand_back(struct wk_core *core)
         struct wk_seq *seq = &core->seqs[core->order[i - 1]];
         if (core->flight.active && (seq->in_flight || seq->in_batch))
             continue;
-        if (seq->state == WK_SEQ_ZOMBIE) /* of a paused batch that will not go on */
-            wk_core_kv_release(core, seq, false);
+        if (seq->flush)
+            wk_core_flush_end(core, seq);
+        else if (seq->state == WK_SEQ_ZOMBIE) /* of a paused batch that will not go on */
+            wk_core_kv_release(core, seq, seq->keep);
         else
             wk_core_fail(core, seq, MSG_FINISH_FAILED, ERR_DRAINING);
     }
-    for (uint32_t i = 0; i < core->order_count && !core->flight.active; i++)
-        wk_core_kv_release(core, &core->seqs[core->order[i]], false);
+    for (uint32_t i = 0; i < core->order_count && !core->flight.active; i++) {
+        struct wk_seq *seq = &core->seqs[core->order[i]];
+        wk_core_kv_release(core, seq, seq->keep);
+    }
 }

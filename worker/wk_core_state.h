@@ -19,6 +19,7 @@
 
 #define WK_CORE_MAGIC 0x574b434fu
 #define WK_SEQ_MAGIC  0x574b5351u
+#define WK_GRANTS_MAX (2u * MSG_GRANTS_MAX) /* named ones may not be in the newest list */
 
 enum wk_seq_state {
     WK_SEQ_FREE,
@@ -51,6 +52,7 @@ struct wk_seq {
     bool in_flight, in_batch;
     bool replan; /* to be planned anew as soon as the executor lets go of it */
     bool replan_release;
+    bool keep;       /* ends here but goes on elsewhere: what it computed is worth keeping */
     uint64_t serial; /* order of arrival */
     char session_key[MSG_TEXT_MAX + 1], cache_salt[MSG_TEXT_MAX + 1];
     struct hash128 salt;
@@ -68,12 +70,33 @@ struct wk_seq {
     uint32_t step_drafts;                              /* of the step in flight */
     uint32_t step_rows;                                /* of the batch or step in flight */
     uint32_t step_ids[WK_STEP_ROWS_MAX];
+    bool step_journal;
+    bool
+        flush; /* over, but its last step brought it to a boundary: one more row for the snapshot */
+    uint32_t snap_tokens, snap_slot; /* snapshot in the plan in flight; tokens 0 = none */
     struct wk_blocks kv;
     struct wk_draft draft;
 
     uint64_t assigned_us, first_slice_us, first_token_us, last_emit_us;
     uint64_t ready_us, served_us; /* prefill: since when, last slice (0 = none yet) */
     uint32_t drafted, accepted, steps, preempted, resumed, concurrency;
+    uint32_t cached; /* tokens of the prompt that its first lease brought along */
+    bool opened;     /* had a lease */
+};
+
+enum wk_grant_state {
+    WK_GRANT_FREE,
+    WK_GRANT_PLANNED, /* in a plan that is not done */
+    WK_GRANT_NAMED,   /* in a KvSnapshot that is not answered */
+};
+
+struct wk_grant {
+    uint32_t slot;
+    enum wk_grant_state state;
+    struct msg_id request; /* of the KvSnapshot, to send it again */
+    uint64_t lease, asked_us;
+    uint32_t tokens;
+    struct hash128 hash;
 };
 
 struct wk_flight {
@@ -105,6 +128,7 @@ struct wk_core {
     uint32_t order_count;
     uint32_t *chosen; /* work space of a decision */
     uint32_t *block_ids;
+    struct hash128 *hashes;
     struct wk_ids *ids;
     struct wk_plan *plan;
     struct wk_plan_ring *ring;
@@ -125,6 +149,8 @@ struct wk_core {
     bool kv_attached;
     uint32_t kv_epoch, kv_blocks_free, context_max;
     struct wk_arena_shape shape;
+    uint32_t grant_count;
+    struct wk_grant grants[WK_GRANTS_MAX];
     uint64_t kv_seen_us, kv_retry_us;
     uint64_t drafter_incarnation, drafter_seen_us;
     uint32_t drafter_max;
@@ -148,6 +174,8 @@ uint32_t wk_core_entry(const struct wk_core *core, const struct wk_seq *seq);
 uint32_t wk_core_length(const struct wk_core *core, const struct wk_seq *seq);
 uint32_t wk_core_outputs(const struct wk_core *core, const struct wk_seq *seq);
 void wk_core_free(struct wk_core *core, struct wk_seq *seq);
+/* Nothing more is to be computed for it. */
+void wk_core_flush_end(struct wk_core *core, struct wk_seq *seq);
 
 /* wk_core_request.c */
 void wk_core_assign(struct wk_core *core, const struct msg *m);
@@ -173,10 +201,27 @@ void wk_core_kv_detached(struct wk_core *core);
 void wk_core_kv_pump(struct wk_core *core);
 void wk_core_kv_commit(struct wk_core *core, struct wk_seq *seq);
 void wk_core_kv_release(struct wk_core *core, struct wk_seq *seq, bool keep);
-/* Plans the sequence anew from its tokens, now or when the executor lets go of it. */
+/* Plans the sequence anew from its tokens, now or when the executor lets go of it.  release: the
+ * lease is given back, what was computed stays cached. */
 void wk_core_replan(struct wk_core *core, struct wk_seq *seq, bool release);
 void wk_core_preempt_if_stuck(struct wk_core *core);
 bool wk_core_kv_silent(const struct wk_core *core);
+
+/* wk_core_snap.c */
+/* Where seq's next prefill pass has to stop for the sake of a snapshot, or its length. */
+uint32_t wk_snap_prefill_end(const struct wk_core *core, const struct wk_seq *seq);
+/* As many of these drafts as do not step over the next boundary. */
+uint32_t wk_snap_drafts_max(const struct wk_core *core, const struct wk_seq *seq, uint32_t position,
+                            uint32_t drafts);
+/* True: the plan at hand is to copy the state, which will hold `tokens` tokens, to *ret_slot. */
+bool wk_snap_plan(struct wk_core *core, struct wk_seq *seq, uint32_t tokens, uint32_t *ret_slot);
+/* Whether an ending sequence needs one more step to have its last boundary kept. */
+bool wk_snap_flush(const struct wk_core *core, const struct wk_seq *seq);
+/* The plan is done: tells kvmgr of the copy if it is good and its block committed. */
+void wk_snap_settle(struct wk_core *core, struct wk_seq *seq, bool good);
+void wk_snap_granted(struct wk_core *core, const uint32_t *slots, uint32_t count);
+void wk_snap_reply(struct wk_core *core, const struct msg_kv_snapshot_reply *reply);
+void wk_snap_pump(struct wk_core *core);
 
 /* wk_core_draft.c */
 void wk_core_draft_msg(struct wk_core *core, const struct msg *m);

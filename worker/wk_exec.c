@@ -66,7 +66,8 @@ struct wk_exec {
     struct model_seq *seqs; /* of a decode step */
     struct model_seq batch_seqs[WK_PREFILL_SEQS_MAX];
     uint32_t batch_entries[WK_PREFILL_SEQS_MAX];
-    struct model_batch batch; /* of prefill; row_count 0 = none paused */
+    uint32_t batch_snapshots[WK_PREFILL_SEQS_MAX]; /* slot that takes the state, WK_NONE */
+    struct model_batch batch;                      /* of prefill; row_count 0 = none paused */
     uint32_t *batch_ids;
     struct wk_taps *taps, *taps_next; /* in use; to be used once no batch is paused */
     struct wk_result result;
@@ -120,6 +121,13 @@ static struct model_seq model_seq_of(struct wk_exec *x, const struct wk_plan_seq
     };
 }
 
+static void state_copy(struct wk_exec *x, uint32_t to, uint32_t from)
+{
+    CHECK(to < x->kv.slot_count && from < x->kv.slot_count && to != from);
+    memcpy(x->kv.slots + to * x->kv.slot_stride, x->kv.slots + from * x->kv.slot_stride,
+           x->loaded.info->state_bytes);
+}
+
 static void prefill_begin(struct wk_exec *x, const struct wk_plan *p)
 {
     CHECK(x->batch.row_count == 0);
@@ -129,6 +137,9 @@ static void prefill_begin(struct wk_exec *x, const struct wk_plan *p)
         const struct wk_plan_seq *s = &p->seqs[i];
         x->batch_seqs[i] = model_seq_of(x, s);
         x->batch_entries[i] = s->entry;
+        x->batch_snapshots[i] = s->snapshot ? s->snapshot_slot : WK_NONE;
+        if (s->restore)
+            state_copy(x, s->state_slot, s->restore_slot);
         wk_tables_add(x->tables, s->entry, p->ids + s->ids_at, s->row_count);
     }
     x->batch = (struct model_batch){.seq_count = p->seq_count,
@@ -152,6 +163,8 @@ static void prefill_finish(struct wk_exec *x)
         struct wk_result_seq *r = &x->result.seqs[i];
         r->entry = x->batch_entries[i];
         r->count = 0;
+        if (x->batch_snapshots[i] != WK_NONE)
+            state_copy(x, x->batch_snapshots[i], s->state_slot);
         taps_write(x, x->prefill_cursor, r->entry, row, s->row_count, s->position_start);
         row += s->row_count;
         if (s->logits_from == s->row_count)
@@ -194,6 +207,8 @@ static void run_decode(struct wk_exec *x, const struct wk_plan *p)
     uint32_t vocab = x->loaded.info->vocab_size;
     for (uint32_t i = 0; i < p->seq_count; i++) {
         const struct wk_plan_seq *s = &p->seqs[i];
+        if (s->snapshot)
+            state_copy(x, s->snapshot_slot, s->state_slot);
         wk_tables_sample(x->tables, x->sampler, s->entry, logits, s->row_count,
                          p->ids + s->ids_at + 1, s->position_start, &x->result.seqs[i]);
         logits += (size_t)s->row_count * vocab;

@@ -78,8 +78,7 @@ static void setup_take(struct wk_tables *t, struct wk_entry *e, const struct wk_
     e->setup = *s;
     e->block_count = 0;
     e->history_count = 0;
-    e->penalised =
-        s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
+    e->penalised = wk_plan_penalised(s);
     if (e->penalised) {
         memset(e->in_context, 0, t->vocab_size * sizeof *e->in_context);
         memset(e->output_count, 0, t->vocab_size * sizeof *e->output_count);
@@ -103,16 +102,30 @@ static void setup_take(struct wk_tables *t, struct wk_entry *e, const struct wk_
     };
 }
 
+/* The tokens before the first rows: those whose rows came from the cache. */
+static void history_take(struct wk_tables *t, struct wk_entry *e, const struct wk_plan *plan,
+                         const struct wk_plan_seq *s)
+{
+    e->history_count = s->position_start;
+    if (!e->penalised)
+        return;
+    CHECK(s->history_count == s->position_start);
+    CHECK(s->history_count <= plan->history_total - s->history_at);
+    e->history_count = 0;
+    wk_tables_add(t, s->entry, plan->history + s->history_at, s->history_count);
+}
+
 void wk_tables_take(struct wk_tables *t, const struct wk_plan *plan)
 {
     CHECK_OBJ(t, WK_TABLES_MAGIC);
     for (uint32_t i = 0; i < plan->seq_count; i++) {
         const struct wk_plan_seq *s = &plan->seqs[i];
         struct wk_entry *e = wk_tables_at(t, s->entry);
-        CHECK(s->fresh == (s->setup != WK_NONE));
-        if (s->fresh) {
+        CHECK(!s->fresh || s->setup != WK_NONE);
+        if (s->setup != WK_NONE) {
             CHECK(s->setup < plan->setup_count);
             setup_take(t, e, &plan->setups[s->setup]);
+            history_take(t, e, plan, s);
         }
         CHECK(s->block_first == e->block_count);
         CHECK(s->block_count <= t->blocks_max - e->block_count);

@@ -12,7 +12,7 @@
 
 /* Upper bounds of the encoded pieces; the writer CHECKs against the sum. */
 #define PLAN_HEAD_BYTES  64u
-#define PLAN_SEQ_BYTES   (16u * 4u + 4u * WK_STEP_ROWS_MAX)
+#define PLAN_SEQ_BYTES   (20u * 4u + 4u * WK_STEP_ROWS_MAX)
 #define PLAN_SETUP_BYTES (128u + 8u * MSG_BIAS_MAX + 4u * WK_STOP_IDS_MAX)
 
 struct wk_plan_ring {
@@ -25,20 +25,23 @@ struct wk_plan_ring {
     uint8_t *bytes;
 };
 
-struct wk_plan *wk_plan_create(uint32_t seqs_max, uint32_t rows_max, uint32_t blocks_max)
+struct wk_plan *wk_plan_create(uint32_t seqs_max, uint32_t rows_max, uint32_t blocks_max,
+                               uint32_t history_max)
 {
-    CHECK(seqs_max > 0 && rows_max > 0 && blocks_max > 0);
+    CHECK(seqs_max > 0 && rows_max > 0 && blocks_max > 0 && history_max > 0);
     struct wk_plan *p = mem_take(sizeof *p);
     p->magic = WK_PLAN_MAGIC;
     p->seqs_max = seqs_max;
     p->rows_max = rows_max;
     p->blocks_max = blocks_max;
+    p->history_max = history_max;
     p->seqs = mem_take_array(seqs_max, sizeof *p->seqs);
     p->ids = mem_take_array(rows_max, sizeof *p->ids);
     p->blocks = mem_take_array(blocks_max, sizeof *p->blocks);
+    p->history = mem_take_array(history_max, sizeof *p->history);
     p->setups = mem_take_array(WK_PREFILL_SEQS_MAX, sizeof *p->setups);
     p->encoding_bytes_max = PLAN_HEAD_BYTES + (size_t)seqs_max * PLAN_SEQ_BYTES +
-                            4u * ((size_t)rows_max + blocks_max) +
+                            4u * ((size_t)rows_max + blocks_max + history_max) +
                             (size_t)WK_PREFILL_SEQS_MAX * PLAN_SETUP_BYTES;
     p->encoding = mem_take(p->encoding_bytes_max);
     return p;
@@ -54,6 +57,7 @@ void wk_plan_destroy(struct wk_plan **plan_p)
     mem_give(p->seqs);
     mem_give(p->ids);
     mem_give(p->blocks);
+    mem_give(p->history);
     mem_give(p->setups);
     mem_give(p->encoding);
     p->magic = 0;
@@ -75,8 +79,14 @@ void wk_plan_clear(struct wk_plan *p, uint64_t step, uint32_t epoch, enum wk_pla
     p->row_count = 0;
     p->block_count = 0;
     p->setup_count = 0;
+    p->history_total = 0;
     p->encoding_bytes = 0;
     memset(&p->hash, 0, sizeof p->hash);
+}
+
+bool wk_plan_penalised(const struct wk_plan_setup *s)
+{
+    return s->repetition_penalty != 1 || s->presence_penalty != 0 || s->frequency_penalty != 0;
 }
 
 /* ---- encoding ---- */
@@ -148,7 +158,12 @@ static void put_seq(struct writer *w, const struct wk_plan_seq *s)
     put_u32(w, s->row_count);
     put_u32(w, s->replay_count);
     put_u32(w, s->logits_from);
-    put_u32(w, (uint32_t)s->fresh | (uint32_t)s->journal << 1);
+    put_u32(w, (uint32_t)s->fresh | (uint32_t)s->journal << 1 | (uint32_t)s->restore << 2 |
+                   (uint32_t)s->snapshot << 3);
+    put_u32(w, s->restore_slot);
+    put_u32(w, s->snapshot_slot);
+    put_u32(w, s->history_at);
+    put_u32(w, s->history_count);
     put_u32(w, s->ids_at);
     put_u32(w, s->final_count);
     put_array(w, s->final_ids, s->final_count);
@@ -170,10 +185,12 @@ static size_t plan_encode(const struct wk_plan *p, uint8_t *bytes)
     put_u32(&w, p->row_count);
     put_u32(&w, p->block_count);
     put_u32(&w, p->setup_count);
+    put_u32(&w, p->history_total);
     for (uint32_t i = 0; i < p->seq_count; i++)
         put_seq(&w, &p->seqs[i]);
     put_array(&w, p->ids, p->row_count);
     put_array(&w, p->blocks, p->block_count);
+    put_array(&w, p->history, p->history_total);
     for (uint32_t i = 0; i < p->setup_count; i++)
         put_setup(&w, &p->setups[i]);
     return w.count;
@@ -184,6 +201,7 @@ void wk_plan_seal(struct wk_plan *p)
     CHECK_OBJ(p, WK_PLAN_MAGIC);
     CHECK(p->seq_count <= p->seqs_max && p->row_count <= p->rows_max);
     CHECK(p->block_count <= p->blocks_max && p->setup_count <= WK_PREFILL_SEQS_MAX);
+    CHECK(p->history_total <= p->history_max);
     p->encoding_bytes = plan_encode(p, p->encoding);
     p->hash = hash_xxh3_once(p->encoding, p->encoding_bytes);
 }

@@ -55,8 +55,12 @@ struct wk_plan_seq {
     uint32_t replay_count;
     uint32_t logits_from; /* row_count = none */
     bool fresh, journal;
-    uint32_t ids_at;                      /* rows' ids in ids */
-    uint32_t final_count;                 /* decode: ids that became final since the last plan; */
+    bool restore;  /* with the first rows: restore_slot's state is copied to state_slot before */
+    bool snapshot; /* state_slot's state is copied to snapshot_slot after these rows */
+    uint32_t restore_slot, snapshot_slot;
+    uint32_t history_at, history_count; /* with a setup that counts tokens: those before the rows */
+    uint32_t ids_at;                    /* rows' ids in ids */
+    uint32_t final_count;               /* decode: ids that became final since the last plan; */
     uint32_t final_ids[WK_STEP_ROWS_MAX]; /* the last of them is row 0 */
     uint32_t block_first, block_count;    /* table gets blocks[blocks_at...] from block_first on */
     uint32_t blocks_at;
@@ -74,14 +78,20 @@ struct wk_plan {
     struct wk_plan_seq *seqs;
     uint32_t *ids;
     uint32_t *blocks;
+    uint32_t history_total;
+    uint32_t *history; /* ids whose rows are in the cache already */
     struct wk_plan_setup *setups;
-    uint32_t seqs_max, rows_max, blocks_max; /* capacities; setups: WK_PREFILL_SEQS_MAX */
-    struct hash128 hash;                     /* over the encoding; set by wk_plan_seal */
+    uint32_t seqs_max, rows_max, blocks_max, history_max; /* capacities */
+    struct hash128 hash; /* over the encoding; set by wk_plan_seal */
     uint8_t *encoding;
     size_t encoding_bytes, encoding_bytes_max;
 };
 
-struct wk_plan *wk_plan_create(uint32_t seqs_max, uint32_t rows_max, uint32_t blocks_max);
+/* Setups: WK_PREFILL_SEQS_MAX. */
+struct wk_plan *wk_plan_create(uint32_t seqs_max, uint32_t rows_max, uint32_t blocks_max,
+                               uint32_t history_max);
+/* Whether sampling by this setup looks at the tokens before. */
+bool wk_plan_penalised(const struct wk_plan_setup *s);
 void wk_plan_destroy(struct wk_plan **plan_p);
 void wk_plan_clear(struct wk_plan *p, uint64_t step, uint32_t epoch, enum wk_plan_kind kind);
 

@@ -101,6 +101,27 @@ static enum err get_setup(struct reader *r, const struct wk_plan_limits *limits,
     return ERR_OK;
 }
 
+/* What comes from the cache and goes to it. */
+static enum err get_cache(struct reader *r, const struct wk_plan *p,
+                          const struct wk_plan_limits *limits, struct wk_plan_seq *s,
+                          struct err_detail *detail)
+{
+    s->restore_slot = get_u32(r);
+    s->snapshot_slot = get_u32(r);
+    s->history_at = get_u32(r);
+    s->history_count = get_u32(r);
+    if (s->restore)
+        AT_MOST("restore_slot", s->restore_slot, limits->slot_count - 1u);
+    if (s->snapshot)
+        AT_MOST("snapshot_slot", s->snapshot_slot, limits->slot_count - 1u);
+    AT_MOST("history_at", (uint64_t)s->history_at + s->history_count, p->history_total);
+    if ((s->restore && (s->fresh || s->restore_slot == s->state_slot)) ||
+        (s->snapshot && s->snapshot_slot == s->state_slot) ||
+        (s->history_count != 0 && (s->setup == WK_NONE || s->history_count != s->position_start)))
+        return err_set(detail, ERR_INVALID, "plan: cache of entry %u does not fit", s->entry);
+    return ERR_OK;
+}
+
 static enum err get_seq(struct reader *r, const struct wk_plan *p,
                         const struct wk_plan_limits *limits, struct wk_plan_seq *s,
                         struct err_detail *detail)
@@ -113,6 +134,11 @@ static enum err get_seq(struct reader *r, const struct wk_plan *p,
     s->replay_count = get_u32(r);
     s->logits_from = get_u32(r);
     uint32_t flags = get_u32(r);
+    s->fresh = (flags & 1) != 0;
+    s->journal = (flags & 2) != 0;
+    s->restore = (flags & 4) != 0;
+    s->snapshot = (flags & 8) != 0;
+    TRY(get_cache(r, p, limits, s, detail));
     s->ids_at = get_u32(r);
     s->final_count = get_u32(r);
     AT_MOST("entry", s->entry, limits->entries - 1u);
@@ -125,10 +151,8 @@ static enum err get_seq(struct reader *r, const struct wk_plan *p,
     AT_MOST("logits_from", s->logits_from, s->row_count);
     AT_MOST("replay_count", s->replay_count, WK_STEP_ROWS_MAX);
     AT_MOST("replay_count", s->replay_count, s->position_start);
-    AT_MOST("flags of a sequence", flags, 3);
+    AT_MOST("flags of a sequence", flags, 15);
     AT_MOST("final_count", s->final_count, WK_STEP_ROWS_MAX);
-    s->fresh = (flags & 1) != 0;
-    s->journal = (flags & 2) != 0;
     if (s->row_count == 0 || (s->fresh && (s->position_start != 0 || s->replay_count != 0)) ||
         (s->journal && s->row_count > WK_STEP_ROWS_MAX))
         return err_set(detail, ERR_INVALID, "plan: rows of entry %u do not fit together", s->entry);
@@ -154,6 +178,7 @@ static enum err get_head(struct reader *r, const struct wk_plan_limits *limits, 
     p->row_count = get_u32(r);
     p->block_count = get_u32(r);
     p->setup_count = get_u32(r);
+    p->history_total = get_u32(r);
     if (kind < WK_PLAN_PREFILL || kind > WK_PLAN_ABANDON)
         return bad(detail, "kind", kind, WK_PLAN_ABANDON);
     AT_MOST("flags", flags, 3);
@@ -162,6 +187,7 @@ static enum err get_head(struct reader *r, const struct wk_plan_limits *limits, 
     AT_MOST("row_count", p->row_count, p->rows_max);
     AT_MOST("block_count", p->block_count, p->blocks_max);
     AT_MOST("setup_count", p->setup_count, WK_PREFILL_SEQS_MAX);
+    AT_MOST("history_total", p->history_total, p->history_max);
     p->kind = (enum wk_plan_kind)kind;
     p->begin = (flags & 1) != 0;
     p->finish = (flags & 2) != 0;
@@ -173,6 +199,9 @@ static enum err get_ids(struct reader *r, const struct wk_plan_limits *limits, s
 {
     get_array(r, p->ids, p->row_count);
     get_array(r, p->blocks, p->block_count);
+    get_array(r, p->history, p->history_total);
+    for (uint32_t i = 0; i < p->history_total; i++)
+        AT_MOST("id of the history", p->history[i], limits->vocab_size - 1u);
     for (uint32_t i = 0; i < p->row_count; i++)
         AT_MOST("id", p->ids[i], limits->vocab_size - 1u);
     for (uint32_t i = 0; i < p->block_count; i++)

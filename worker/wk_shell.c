@@ -190,7 +190,7 @@ static void on_kvmgr(void *arg, const struct bus_peer *peer, const struct bus_fr
     struct msg m;
     if (!decode(s, WK_KVMGR, frames, count, &m))
         return;
-    if (m.type < MSG_KV_ATTACH || m.type > MSG_KV_STATE) {
+    if (m.type < MSG_KV_ATTACH || m.type > MSG_KV_SNAPSHOT_REPLY) {
         s->bad_messages++;
         return;
     }

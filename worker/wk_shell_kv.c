@@ -18,6 +18,17 @@
 #define ATTACH_AGAIN_US 1000000u
 #define IDS_MAX_LEAST   (64u << 10)
 
+/* Whose rows the arena holds: kept blocks are good for this model under these numerics alone. */
+static struct hash128 rows_fp(const struct wk_shell *s)
+{
+    const struct model_info *info = wk_exec_loaded(s->exec)->info;
+    uint8_t bytes[sizeof info->model_fp + 8] = {0};
+    memcpy(bytes, &info->model_fp, sizeof info->model_fp);
+    memcpy(bytes + sizeof info->model_fp, s->params->numerics,
+           strnlen(s->params->numerics, sizeof bytes - sizeof info->model_fp));
+    return hash_xxh3_once(bytes, sizeof bytes);
+}
+
 static void attach_send(struct wk_shell *s)
 {
     const struct model_info *info = wk_exec_loaded(s->exec)->info;
@@ -33,7 +44,7 @@ static void attach_send(struct wk_shell *s)
         .seqs_max = s->params->seqs_max,
         .rank = 0,
         .ranks = 1,
-        .model_fp = info->model_fp,
+        .model_fp = rows_fp(s),
     };
     s->kv.asked_us = loop_now_us(s->loop);
     wk_shell_beat(s, WK_KVMGR, &m);
@@ -74,8 +85,11 @@ static enum err layout_agree(const struct wk_shell *s, const struct msg_kv_attac
         file.slot_count != r->slot_count)
         return err_set(detail, ERR_CORRUPT, "block_count: %u said, %u computed, %u in the file",
                        r->block_count, ret_layout->block_count, file.block_count);
-    if (!same(&superblock->model_fp, &info->model_fp))
+    struct hash128 fp = rows_fp(s);
+    if (!same(&superblock->model_fp, &fp))
         return err_set(detail, ERR_CORRUPT, "model_fp: the arena is another model's");
+    if (r->live_slots == 0 || r->live_slots > r->slot_count)
+        return err_set(detail, ERR_CORRUPT, "live_slots: %u of %u", r->live_slots, r->slot_count);
     if (superblock->incarnation != r->incarnation || superblock->epoch != r->epoch)
         return err_set(detail, ERR_EPOCH, "incarnation: the arena is another kvmgr's");
     return ERR_OK;
@@ -176,14 +190,19 @@ static void attached(struct wk_shell *s)
         .kv_epoch = kv->epoch,
         .shape = {.block_tokens = l->geometry.block_tokens,
                   .block_count = l->block_count,
-                  .slot_count = l->slot_count},
+                  .slot_count = l->slot_count,
+                  .live_slots = kv->offer.live_slots,
+                  .snapshot_every = kv->offer.snapshot_every},
+        .granted_count = kv->offer.granted_count,
+        .granted = kv->offer_granted,
     };
     if (s->core == NULL)
         core_open(s, &event.shape);
     log_info(WORKER, "arena attached",
-             "path=%s blocks=%u block_tokens=%u slots=%u epoch=%u kvmgr=%016" PRIx64,
+             "path=%s blocks=%u block_tokens=%u slots=%u snapshots=%u epoch=%u kvmgr=%016" PRIx64,
              kv->offer_path, event.shape.block_count, event.shape.block_tokens,
-             event.shape.slot_count, kv->epoch, kv->incarnation);
+             event.shape.live_slots, event.shape.slot_count - event.shape.live_slots, kv->epoch,
+             kv->incarnation);
     wk_shell_step(s, &event);
     status_set_state(s->status, s->stopping ? "draining" : "ready");
 }
@@ -275,6 +294,10 @@ static void on_attach_reply(struct wk_shell *s, const struct msg_kv_attach_reply
     memcpy(s->kv.offer_path, r->arena_path, bytes + 1);
     s->kv.offer.arena_path = s->kv.offer_path;
     s->kv.offer.text = "";
+    CHECK(r->granted_count <= MSG_GRANTS_MAX);
+    for (uint32_t i = 0; i < r->granted_count; i++)
+        s->kv.offer_granted[i] = r->granted[i];
+    s->kv.offer.granted = s->kv.offer_granted;
     if (s->kv.attached) { /* an arena in place of the one that we use */
         s->kv.attached = false;
         struct wk_event event = {.type = WK_EV_KV_DETACHED};

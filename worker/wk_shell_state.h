@@ -46,6 +46,7 @@ struct wk_arena_state {
     bool offered;                     /* an attach reply waits for the core to be quiet */
     struct msg_kv_attach_reply offer; /* its path in offer_path */
     char offer_path[WK_PATH_BYTES];
+    uint32_t offer_granted[MSG_GRANTS_MAX];
     uint64_t incarnation; /* of kvmgr */
     uint32_t epoch;
     uint64_t asked_us; /* last KvAttach */

@@ -50,7 +50,7 @@ struct cw_world {
     uint32_t blocks_last[CW_BLOCKS];
     uint32_t granted[MSG_GRANTS_MAX], granted_count;
     uint64_t reclaimed;
-    uint32_t reclaims, pressures, answers;
+    uint32_t reclaims, pressures, answers, offers;
     struct cw_object *objects; /* of the tier */
     struct km_store_item queue[KM_STORE_MAX];
     uint32_t queued;
@@ -137,8 +137,13 @@ static inline void cw_granted(struct cw_world *w, uint32_t count, const uint32_t
     }
 }
 
-static inline void cw_sent(struct cw_world *w, const struct msg *m)
+static inline void cw_sent(struct cw_world *w, const struct msg *m, bool asked)
 {
+    if (m->type == MSG_KV_STATE && !asked) { /* for the sake of its slots */
+        cw_granted(w, m->u.kv_state.granted_count, m->u.kv_state.granted);
+        w->offers++;
+        return;
+    }
     if (m->type == MSG_KV_RECLAIM) {
         w->reclaims++;
         w->reclaimed = m->u.kv_reclaim.lease;
@@ -221,7 +226,7 @@ static inline void cw_step(struct cw_world *w, struct km_event event)
             const struct km_action *a = &w->actions.list[i];
             switch (a->type) {
             case KM_ACTION_SEND:
-                cw_sent(w, &a->u.send.msg);
+                cw_sent(w, &a->u.send.msg, event.type == KM_EVENT_MSG);
                 break;
             case KM_ACTION_ARENA_OPEN:
                 event = (struct km_event){.now_us = w->now_us, .type = KM_EVENT_ARENA};

@@ -26,6 +26,7 @@
 #define GIVE_UP_US 30000000u
 #define EPOCH      5u
 #define SESSIONS   8u
+#define SID_B      "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a"
 #define SID_A      "0123456789abcdef0123456789abcdef"
 
 /* A real server on a unix socket in a folder of its own, and the client that the map uses. */
@@ -436,6 +437,41 @@ static void redis_away_is_counted_and_made_good(void **state)
     chunk_is(r, "0", 1, 0, 3);
 }
 
+static bool is_refusing(struct rig *r)
+{
+    return km_map_stats(r->map)->refusing;
+}
+
+/* Redis is there but takes no writes: full, or somebody's replica.  Nothing is lost, one write at a
+ * time asks again, and the first that is taken sends the others. */
+static void a_redis_that_refuses_is_asked_again(void **state)
+{
+    static const char *const how[][3] = {{"maxmemory", "1", "0"},
+                                         {"min-replicas-to-write", "1", "0"}};
+    struct rig *r = *state;
+    uint64_t writes = 0;
+    commit(r, SID_A, 77, 0, 1);
+    wrote(r, ++writes);
+    for (uint32_t i = 0; i < 2; i++) {
+        (void)ASK(r, "CONFIG", "SET", how[i][0], how[i][1]);
+        commit(r, SID_A, 77, 1 + i, 1);
+        commit(r, SID_B, 78, i, 1);
+        run_until(r, is_refusing);
+        uint64_t failed = km_map_stats(r->map)->failed;
+        for (int k = 0; k < 5; k++) {
+            km_map_tick(r->map);
+            (void)ASK(r, "PING");
+        }
+        assert_true(km_map_stats(r->map)->failed > failed);
+        assert_true(km_map_stats(r->map)->failed <= failed + 7);
+        (void)ASK(r, "CONFIG", "SET", how[i][0], how[i][2]);
+        km_map_tick(r->map);
+        wrote(r, writes += 2);
+        assert_false(is_refusing(r));
+        chunk_is(r, "0", 2 + i, 0, 2 + i);
+    }
+}
+
 static void an_old_dump_is_overtaken(void **state)
 {
     struct rig *r = *state;
@@ -546,6 +582,7 @@ int main(void)
         CASE(an_older_epochs_map_counts_as_absent),
         CASE(an_emptied_redis_is_filled_again),
         CASE(redis_away_is_counted_and_made_good),
+        CASE(a_redis_that_refuses_is_asked_again),
         CASE(an_old_dump_is_overtaken),
         CASE(sessions_are_bounded),
         CASE(another_arena_forgets_sessions),

@@ -151,6 +151,7 @@ static int setup(void **state)
     p->block_tokens = 16;
     p->slots_spare = 2;
     p->snapshots_max = 8;
+    p->snapshot_percent = 12;
     p->session_percent = p->tenant_percent = 100;
     p->sessions_max = 16;
     p->session_ttl_s = 100;

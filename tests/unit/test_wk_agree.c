@@ -13,9 +13,10 @@
 #include "worker/wk_plan_decode.h"
 #include "worker/wk_plan_dump.h"
 
-#define SEQS   8u
-#define ROWS   64u
-#define BLOCKS 64u
+#define SEQS    8u
+#define ROWS    64u
+#define BLOCKS  64u
+#define HISTORY 3100u
 
 static const struct wk_plan_limits limits = {.entries = 8,
                                              .slot_count = 6,
@@ -72,7 +73,17 @@ static void random_seq(struct rng *rng, struct wk_plan *p, struct wk_plan_seq *s
     if (p->setup_count < 4 && rng_below(rng, 2) != 0) {
         random_setup(rng, &p->setups[p->setup_count]);
         s->setup = p->setup_count++;
+        if (s->position_start <= HISTORY - p->history_total) {
+            s->history_at = p->history_total;
+            s->history_count = s->position_start;
+            for (uint32_t i = 0; i < s->history_count; i++)
+                p->history[p->history_total++] = rng_below(rng, limits.vocab_size);
+        }
+        s->restore = rng_below(rng, 2) != 0;
+        s->restore_slot = (s->state_slot + 1) % limits.slot_count;
     }
+    s->snapshot = rng_below(rng, 2) != 0;
+    s->snapshot_slot = (s->state_slot + 2) % limits.slot_count;
 }
 
 static void random_plan(struct rng *rng, struct wk_plan *p, uint64_t step, uint32_t epoch)
@@ -90,8 +101,8 @@ static void test_round_trip(void **state)
 {
     (void)state;
     struct rng rng;
-    struct wk_plan *a = wk_plan_create(SEQS, ROWS, BLOCKS);
-    struct wk_plan *b = wk_plan_create(SEQS, ROWS, BLOCKS);
+    struct wk_plan *a = wk_plan_create(SEQS, ROWS, BLOCKS, HISTORY);
+    struct wk_plan *b = wk_plan_create(SEQS, ROWS, BLOCKS, HISTORY);
     struct err_detail detail = {{0}};
     rng_init(&rng, 1);
     for (uint32_t i = 1; i <= 300; i++) {
@@ -125,6 +136,10 @@ static void check_bounds(const struct wk_plan *p)
         assert_true(s->setup == WK_NONE || s->setup < p->setup_count);
         assert_true(s->block_first + s->block_count <= limits.table_max);
         assert_true(s->blocks_at + s->block_count <= p->block_count);
+        assert_true(!s->restore || s->restore_slot < limits.slot_count);
+        assert_true(!s->snapshot || s->snapshot_slot < limits.slot_count);
+        assert_true(s->history_at + s->history_count <= p->history_total);
+        assert_true(s->history_count == 0 || s->history_count == s->position_start);
     }
 }
 
@@ -132,8 +147,8 @@ static void test_hostile(void **state)
 {
     (void)state;
     struct rng rng;
-    struct wk_plan *a = wk_plan_create(SEQS, ROWS, BLOCKS);
-    struct wk_plan *b = wk_plan_create(SEQS, ROWS, BLOCKS);
+    struct wk_plan *a = wk_plan_create(SEQS, ROWS, BLOCKS, HISTORY);
+    struct wk_plan *b = wk_plan_create(SEQS, ROWS, BLOCKS, HISTORY);
     struct err_detail detail;
     uint32_t refused = 0;
     rng_init(&rng, 2);
@@ -174,7 +189,7 @@ static void body_agree(struct world *w, struct wk_fabric *f, uint32_t rank)
 {
     struct verdicts *v = w->arg;
     struct rng rng;
-    struct wk_plan *p = wk_plan_create(SEQS, ROWS, BLOCKS);
+    struct wk_plan *p = wk_plan_create(SEQS, ROWS, BLOCKS, HISTORY);
     struct wk_agree_epochs epochs =
         rank == 0 ? (struct wk_agree_epochs){3, 4} : (struct wk_agree_epochs){4, 3};
     struct err_detail detail;
@@ -269,7 +284,7 @@ static void test_dump(void **state)
     struct rng rng;
     struct err_detail detail;
     struct stat st;
-    struct wk_plan *p = wk_plan_create(SEQS, ROWS, BLOCKS);
+    struct wk_plan *p = wk_plan_create(SEQS, ROWS, BLOCKS, HISTORY);
     struct wk_plan_ring *ring = wk_plan_ring_create(20000);
     world_init(&w, 2, 1024);
     rng_init(&rng, 5);

@@ -338,7 +338,65 @@ static void a_silent_drafter_is_not_waited_for(void **state)
     world_free(w);
 }
 
+/* What one turn leaves is what the next one finds. */
+static void turns_begin_where_the_last_one_ended(void **state)
+{
+    (void)state;
+    static const char *const specs[] = {"off", "fixed:1", "fixed:4", "fixed:7"};
+    enum { BT = 8 };
+    struct wk_core_options o = options_of(2, BT);
+    o.shape.snapshot_every = 83; /* as many slots as there can be */
+    for (uint32_t first = 20; first < 20 + 4 * BT; first++) {
+        struct world *w = world_new(first, &o, 200);
+        w->drafter = DRAFT_RIGHT;
+        hello(w);
+        struct request *before = NULL;
+        for (uint32_t turn = 0; turn < 4; turn++) {
+            struct request *r = request_add(w, first, 30, specs[first % 4]);
+            r->q.limits.output_tokens_min = 30;
+            if (before != NULL) {
+                uint32_t count = before->q.prompt_count;
+                memcpy(r->ids, before->ids, count * sizeof *r->ids);
+                memcpy(r->ids + count, before->text, before->text_count * sizeof *r->ids);
+                r->q.prompt_count = count + before->text_count + 1 + first % 5;
+                for (uint32_t i = count + before->text_count; i < r->q.prompt_count; i++)
+                    r->ids[i] = rng_below(&w->rng, VOCAB);
+            }
+            plain_run(w, r);
+            heartbeat(w);
+            assign(w, r);
+            run_all(w);
+            uint32_t cached = r->receipt.cached_tokens;
+            assert_true(before != NULL || cached == 0);
+            if (before != NULL) /* all but what lies behind the last boundary */
+                assert_true(cached + BT >= before->q.prompt_count + before->text_count);
+            before = r;
+        }
+        check_over(w);
+        assert_true(w->kept > 10 && w->reused > 100);
+        world_free(w);
+    }
+}
+
 /* ---- simulations ---- */
+
+/* The next turn of an earlier request, or another that begins like it. */
+static void prompt_continue(struct world *w, struct request *r, const struct request *before)
+{
+    uint32_t count = before->q.prompt_count, most = r->q.prompt_count;
+    if (rng_below(&w->rng, 2)) { /* all of it, and something new */
+        most = w->options.context_max - 2;
+        uint32_t end = count + before->text_count;
+        r->q.prompt_count = end + 1 < most ? end + 1 + rng_below(&w->rng, most - end) : most;
+        if (r->q.prompt_count > most)
+            r->q.prompt_count = most;
+    }
+    for (uint32_t i = 0; i < r->q.prompt_count; i++)
+        if (i < count + before->text_count)
+            r->ids[i] = i < count ? before->ids[i] : before->text[i - count];
+        else
+            r->ids[i] = rng_below(&w->rng, VOCAB);
+}
 
 static void sim_requests(struct world *w)
 {
@@ -354,6 +412,8 @@ static void sim_requests(struct world *w)
         r->q.limits.output_tokens_min = rng_below(&w->rng, 3) ? rng_below(&w->rng, 50) : 0;
         r->q.sampling.logprobs = rng_below(&w->rng, 3) == 0;
         r->q.sampling.top_logprobs = r->q.sampling.logprobs ? rng_below(&w->rng, 21) : 0;
+        if (i > 0 && rng_below(&w->rng, 2))
+            prompt_continue(w, r, &w->reqs[rng_below(&w->rng, i)]);
         plain_run(w, r);
         r->arrive_us = rng_below(&w->rng, 3000000);
         later(w, r->arrive_us)->arrive = i + 1;
@@ -413,6 +473,10 @@ static void totals_add(const struct wk_stats *s)
     seen.drafts_late += s->drafts_late;
     seen.drafts_garbage += s->drafts_garbage;
     seen.drafts_timeout += s->drafts_timeout;
+    seen.tokens_cached += s->tokens_cached;
+    seen.snapshots += s->snapshots;
+    seen.snapshots_refused += s->snapshots_refused;
+    seen.snapshots_skipped += s->snapshots_skipped;
     seen.ledger.cancelled += s->ledger.cancelled;
     seen.ledger.finished += s->ledger.finished;
 }
@@ -426,6 +490,7 @@ static void simulate(uint64_t seed)
     o.slice_layers_max = rng_below(&r, 3) ? 0 : 1 + rng_below(&r, 8);
     o.slice_ms = 10 + rng_below(&r, 200);
     o.decode_rows_max = rng_below(&r, 4) ? 64 : 1 + rng_below(&r, 12);
+    o.shape.snapshot_every = rng_below(&r, 3) ? 1 + rng_below(&r, 100) : 0;
     uint32_t blocks = 256 / o.shape.block_tokens + rng_below(&r, 200);
     struct world *w = world_new(seed, &o, blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX);
     w->us_per_row = 1 + rng_below(&r, 1000);
@@ -480,6 +545,7 @@ static void a_thousand_runs(void **state)
     assert_true(seen.accepted > 1000 && seen.drafted > seen.accepted);
     assert_true(seen.preempted > 0 && seen.replanned > 0 && seen.kv_full > 0);
     assert_true(seen.drafts_late > 0 && seen.drafts_garbage > 0 && seen.drafts_timeout > 0);
+    assert_true(seen.tokens_cached > 10000 && seen.snapshots > 1000 && seen.snapshots_skipped > 0);
     assert_true(seen.ledger.cancelled > 100 && seen.ledger.finished > 5000);
 }
 
@@ -497,6 +563,7 @@ int main(void)
         cmocka_unit_test(drain_stop_and_deadlines),
         cmocka_unit_test(a_new_router_starts_over),
         cmocka_unit_test(a_silent_drafter_is_not_waited_for),
+        cmocka_unit_test(turns_begin_where_the_last_one_ended),
         cmocka_unit_test(a_thousand_runs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

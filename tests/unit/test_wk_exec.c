@@ -256,7 +256,8 @@ static int rig_open(void **state)
         .decode_rows_max = 48,
         .deadline_ms = 1000,
         .ids_max = 4096,
-        .shape = {.block_tokens = BT, .block_count = BLOCKS, .slot_count = REQS}};
+        .shape = {
+            .block_tokens = BT, .block_count = BLOCKS, .slot_count = REQS, .live_slots = REQS}};
     struct wk_exec_options x = {.directory = directory,
                                 .numerics = MODEL_EXACT,
                                 .threads = 2,
@@ -424,7 +425,7 @@ static void rows_are_sampled_as_single_steps(void **state)
     struct sampler *s = sampler_create(VOCAB, has_token);
     struct wk_tables *t = wk_tables_create(2, VOCAB);
     wk_tables_blocks(t, 4);
-    struct wk_plan *p = wk_plan_create(2, 8, 8);
+    struct wk_plan *p = wk_plan_create(2, 8, 8, 8);
     for (int round = 0; round < 300; round++) {
         wk_plan_clear(p, 1, 1, WK_PLAN_PREFILL);
         for (uint32_t e = 0; e < 2; e++) {

@@ -31,6 +31,7 @@ static void fill(struct wk_plan *p, uint64_t step)
     p->blocks[1] = 9;
     p->seqs[0] = (struct wk_plan_seq){
         .entry = 1, .row_count = 3, .logits_from = 3, .fresh = true, .block_count = 1};
+    p->history[0] = 0;
     p->seqs[1] = (struct wk_plan_seq){.entry = 2,
                                       .setup = WK_NONE,
                                       .position_start = 40,
@@ -53,7 +54,7 @@ static bool same(const struct hash128 *a, const struct hash128 *b)
 static void the_hash_covers_every_field(void **state)
 {
     (void)state;
-    struct wk_plan *p = wk_plan_create(16, 64, 64);
+    struct wk_plan *p = wk_plan_create(16, 64, 64, 64);
     fill(p, 9);
     struct hash128 first = p->hash;
     fill(p, 9);
@@ -81,6 +82,12 @@ static void the_hash_covers_every_field(void **state)
     CHANGES(p->seqs[1].journal = true);
     CHANGES(p->seqs[1].final_count = 1);
     CHANGES(p->seqs[1].block_first++);
+    CHANGES(p->seqs[1].restore = true);
+    CHANGES(p->seqs[1].restore_slot++);
+    CHANGES(p->seqs[1].snapshot = true);
+    CHANGES(p->seqs[1].snapshot_slot++);
+    CHANGES(p->seqs[1].history_count++);
+    CHANGES(p->history[p->history_total++] = 1);
     CHANGES(p->setups[0].seed++);
     CHANGES(p->setups[0].temperature = 0.5);
     CHANGES(p->setups[0].bias_values[1] = 1.25f);
@@ -93,7 +100,7 @@ static void the_hash_covers_every_field(void **state)
 static void only_the_next_plan_is_admitted(void **state)
 {
     (void)state;
-    struct wk_plan *p = wk_plan_create(16, 64, 64);
+    struct wk_plan *p = wk_plan_create(16, 64, 64, 64);
     struct err_detail d;
     fill(p, 9);
     assert_int_equal(wk_plan_admit(p, 8, 3, &d), ERR_OK);
@@ -108,7 +115,7 @@ static void only_the_next_plan_is_admitted(void **state)
 static void the_ring_keeps_the_last_plans(void **state)
 {
     (void)state;
-    struct wk_plan *p = wk_plan_create(16, 64, 64);
+    struct wk_plan *p = wk_plan_create(16, 64, 64, 64);
     struct wk_plan_ring *r = wk_plan_ring_create(2000); /* holds but a few encodings */
     struct wk_plan_past past;
     assert_false(wk_plan_ring_at(r, 0, &past));
@@ -221,9 +228,11 @@ static void replies_of_kvmgr_are_checked(void **state)
 {
     (void)state;
     uint32_t table[8], ids[] = {3, 4, 99};
-    struct wk_arena_shape shape = {.block_tokens = 16, .block_count = 50, .slot_count = 4};
+    struct wk_arena_shape shape = {
+        .block_tokens = 16, .block_count = 50, .slot_count = 6, .live_slots = 4};
     struct wk_blocks b;
-    wk_blocks_init(&b, table, 8);
+    struct hash128 hashes[8];
+    wk_blocks_init(&b, table, hashes, 8);
     struct msg_kv_open_reply good = {.lease = 5, .state_slot = 3, .block_count = 2, .blocks = ids};
     struct msg_kv_open_reply r = good;
     b.state = WK_KV_OPENING;
@@ -246,6 +255,7 @@ static void replies_of_kvmgr_are_checked(void **state)
     b.state = WK_KV_OPENING;
     assert_int_equal(wk_blocks_opened(&b, &shape, &good, 2, 8), ERR_OK);
     assert_int_equal(wk_blocks_room(&b, &shape), 32);
+    assert_int_equal(b.committed, 0);
     struct msg_kv_extend_reply e = {.lease = 5, .blocks_have = 2, .block_count = 1, .blocks = ids};
     assert_int_equal(wk_blocks_extended(&b, &shape, &e, 9), ERR_OK); /* nobody asked */
     assert_int_equal(b.count, 2);
@@ -262,6 +272,41 @@ static void replies_of_kvmgr_are_checked(void **state)
     assert_int_equal(wk_blocks_extended(&b, &shape, &e, 9), ERR_NOT_FOUND);
 }
 
+/* What comes from the cache: whole blocks that were asked for, with a state of their own. */
+static void reuse_is_checked(void **state)
+{
+    (void)state;
+    uint32_t table[8], ids[] = {3, 4, 5};
+    struct hash128 hashes[8];
+    struct wk_arena_shape shape = {
+        .block_tokens = 16, .block_count = 50, .slot_count = 6, .live_slots = 4};
+    const struct msg_kv_open_reply good = {.lease = 5,
+                                           .state_slot = 3,
+                                           .reusable_tokens = 32,
+                                           .snapshot_slot = 4,
+                                           .block_count = 3,
+                                           .blocks = ids};
+    struct wk_blocks b;
+    wk_blocks_init(&b, table, hashes, 8);
+    b.hash_count = 3;
+    for (uint32_t i = 0; i <= 6; i++) {
+        struct msg_kv_open_reply r = good;
+        b.asked_max = i == 0 ? 31 : 40;
+        b.hash_count = i == 1 ? 1 : 3;
+        r.reusable_tokens = i == 2 ? 24 : 32;
+        r.snapshot_slot = i == 3 ? 3 : i == 4 ? 6 : i == 5 ? UINT32_MAX : 4;
+        b.state = WK_KV_OPENING;
+        assert_int_equal(wk_blocks_opened(&b, &shape, &r, 3, 1), i == 6 ? ERR_OK : ERR_CORRUPT);
+    }
+    assert_int_equal(b.reused, 32);
+    assert_int_equal(b.committed, 2);
+    assert_int_equal(b.snapped, 32);
+    assert_int_equal(b.restore_slot, 4);
+    wk_blocks_reset(&b);
+    assert_int_equal(b.hash_count, 3); /* hashes belong to the tokens, not to the lease */
+    assert_int_equal(b.reused + b.committed + b.snapped, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -272,6 +317,7 @@ int main(void)
         cmocka_unit_test(slices_fit_their_time),
         cmocka_unit_test(pages_of_ids),
         cmocka_unit_test(replies_of_kvmgr_are_checked),
+        cmocka_unit_test(reuse_is_checked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,334 +4,14 @@
  *
  * The fake model's token is a hash of the whole history, read back through the block tables that
  * the plans carry and checked against the state slot, so a wrong table, slot, replay count or
- * position changes the text.  For test_wk_core.c alone: functions are static inline. */
+ * position changes the text.  With shape.snapshot_every > 0 the fake kvmgr keeps committed blocks
+ * and snapshots, gives them to whoever asks for their hashes, and drops them at random.
+ * For test_wk_core.c alone: functions are static inline. */
 #ifndef TESTS_UNIT_WK_WORLD_H
 #define TESTS_UNIT_WK_WORLD_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include "lib/base/arena.h"
-#include "lib/base/rng.h"
-#include "worker/wk_core.h"
-
-#define VOCAB      64u
-#define STOP_ID    5u
-#define REQS_MAX   24u
-#define TEXT_MAX   512u
-#define BLOCKS_MAX 256u
-#define BT_MAX     16u
-#define SLOTS_MAX  32u
-#define QUEUE_MAX  4096u
-#define ENTRIES    64u
-
-struct request {
-    struct msg_id id;
-    struct msg_request q;
-    uint32_t ids[TEXT_MAX];
-    uint32_t text[TEXT_MAX], text_count, finish; /* the plain run */
-    uint32_t got[TEXT_MAX], got_count;
-    uint32_t finishes, finish_seen, code;
-    bool live, waiting, cancelled;
-    uint64_t arrive_us, cancel_us, opened_us, sliced_us;
-    char spec[16];
-    uint32_t drafter_count;
-    uint32_t drafter_ids[TEXT_MAX];
-    bool drafter_open;
-    struct msg_receipt receipt;
-    char receipt_spec[16];
-};
-
-struct lease {
-    uint64_t lease;
-    uint32_t request, slot, count;
-    uint32_t blocks[BLOCKS_MAX];
-};
-
-struct item {
-    uint64_t at_us, order;
-    bool used;
-    enum wk_event_type type;
-    uint32_t arrive; /* request + 1: assign it */
-    struct msg msg;
-    uint32_t ids[BLOCKS_MAX];
-};
-
-struct state_slot {
-    uint32_t count, journal_count;
-    uint64_t hash;
-    uint32_t journal[WK_STEP_ROWS_MAX];
-};
-
-enum drafter_mode {
-    DRAFT_RIGHT,
-    DRAFT_MIXED,
-    DRAFT_WRONG,
-    DRAFT_GARBAGE,
-    DRAFT_SILENT,
-    DRAFT_SLOW,
-    DRAFT_NONE
-};
-
-struct world {
-    struct rng rng;
-    uint64_t now_us, order, wake_us;
-    struct wk_core *core;
-    struct wk_core_options options;
-    struct wk_actions actions;
-    struct arena arena;
-    struct item *queue;
-    struct request reqs[REQS_MAX];
-    uint32_t req_count;
-    /* kvmgr */
-    struct lease leases[ENTRIES];
-    uint64_t lease_next;
-    uint32_t block_count, slot_count, block_used, kv_refusals;
-    bool block_taken[BLOCKS_MAX], slot_taken[SLOTS_MAX];
-    bool kv_restart_pending;
-    uint64_t kv_incarnation;
-    /* executor */
-    uint32_t rows[BLOCKS_MAX * BT_MAX];
-    struct state_slot slots[SLOTS_MAX];
-    uint32_t table[ENTRIES][BLOCKS_MAX];
-    uint32_t table_count[ENTRIES];
-    struct wk_plan_setup setups[ENTRIES];
-    struct wk_plan_seq batch[WK_PREFILL_SEQS_MAX];
-    uint32_t batch_ids[TEXT_MAX * WK_PREFILL_SEQS_MAX];
-    uint32_t batch_count, batch_layer;
-    struct wk_result result;
-    bool running;
-    uint64_t step;
-    double us_per_row, us_fixed;
-    uint64_t slice_us_max;
-    uint32_t fail_steps;
-    /* drafter */
-    enum drafter_mode drafter;
-    uint64_t drafter_incarnation;
-    uint64_t gap_us_max;
-    uint32_t step_rows_max;
-};
-
-static uint8_t has_token[VOCAB];
-
-/* ---- the fake model ---- */
-
-static inline uint64_t mix(uint64_t h, uint64_t v)
-{
-    h = (h ^ v) * 0x9e3779b97f4a7c15ull;
-    return h ^ (h >> 29);
-}
-
-static inline bool banned(const struct wk_plan_setup *s, uint32_t position, uint32_t id)
-{
-    if (position - s->prompt_count >= s->output_tokens_min)
-        return false;
-    for (uint32_t i = 0; i < s->banned_count; i++)
-        if (s->banned_ids[i] == id)
-            return true;
-    return false;
-}
-
-static inline uint32_t model_token(uint64_t hash, uint32_t position, const struct wk_plan_setup *s)
-{
-    uint64_t h = mix(mix(hash, position), s->seed);
-    for (;;) {
-        uint32_t id = (uint32_t)(h % VOCAB);
-        if (has_token[id] && !banned(s, position, id))
-            return id;
-        h = mix(h, 1);
-    }
-}
-
-static inline void plain_run(struct world *w, struct request *r)
-{
-    struct wk_plan_setup s = {.prompt_count = r->q.prompt_count,
-                              .output_tokens_min = r->q.limits.output_tokens_min,
-                              .seed = r->q.sampling.seed,
-                              .banned_count = 1,
-                              .banned_ids = {STOP_ID}};
-    uint64_t hash = 0;
-    for (uint32_t i = 0; i < r->q.prompt_count; i++)
-        hash = mix(hash, r->ids[i]);
-    r->finish = MSG_FINISH_NONE;
-    while (r->finish == MSG_FINISH_NONE) {
-        uint32_t id = model_token(hash, r->q.prompt_count + r->text_count, &s);
-        r->text[r->text_count++] = id;
-        hash = mix(hash, id);
-        if (id == STOP_ID && r->text_count > r->q.limits.output_tokens_min)
-            r->finish = MSG_FINISH_STOP;
-        else if (r->text_count >= r->q.limits.output_tokens_max ||
-                 r->q.prompt_count + r->text_count >= w->options.context_max)
-            r->finish = MSG_FINISH_LENGTH;
-    }
-}
-
-/* ---- queue ---- */
-
-static inline struct item *later(struct world *w, uint64_t delay_us)
-{
-    for (uint32_t i = 0; i < QUEUE_MAX; i++)
-        if (!w->queue[i].used) {
-            struct item *it = &w->queue[i];
-            memset(it, 0, offsetof(struct item, ids));
-            it->used = true;
-            it->at_us = w->now_us + delay_us;
-            it->order = w->order++;
-            it->type = WK_EV_MSG;
-            return it;
-        }
-    fail_msg("queue is full");
-    return NULL;
-}
-
-static inline struct item *earliest(struct world *w)
-{
-    struct item *best = NULL;
-    for (uint32_t i = 0; i < QUEUE_MAX; i++) {
-        struct item *it = &w->queue[i];
-        if (it->used && (best == NULL || it->at_us < best->at_us ||
-                         (it->at_us == best->at_us && it->order < best->order)))
-            best = it;
-    }
-    return best;
-}
-
-static inline struct request *request_of(struct world *w, const struct msg_id *id)
-{
-    uint32_t index;
-    memcpy(&index, id->bytes, sizeof index);
-    assert_true(index < w->req_count);
-    return &w->reqs[index];
-}
-
-/* ---- fake kvmgr ---- */
-
-static inline struct lease *lease_find(struct world *w, uint64_t lease)
-{
-    for (uint32_t i = 0; i < ENTRIES; i++)
-        if (w->leases[i].lease == lease && lease != 0)
-            return &w->leases[i];
-    return NULL;
-}
-
-static inline void lease_drop(struct world *w, struct lease *l)
-{
-    for (uint32_t i = 0; i < l->count; i++) {
-        assert_true(w->block_taken[l->blocks[i]]);
-        w->block_taken[l->blocks[i]] = false;
-        w->block_used--;
-        /* Whoever reads these rows now reads nonsense. */
-        memset(&w->rows[l->blocks[i] * BT_MAX], 0xee, BT_MAX * sizeof *w->rows);
-    }
-    w->slot_taken[l->slot] = false;
-    memset(l, 0, sizeof *l);
-}
-
-static inline void blocks_give(struct world *w, struct lease *l, uint32_t count, uint32_t *ret_ids)
-{
-    uint32_t at = rng_below(&w->rng, w->block_count);
-    for (uint32_t i = 0; i < count; i++) {
-        while (w->block_taken[at])
-            at = (at + 1) % w->block_count;
-        w->block_taken[at] = true;
-        w->block_used++;
-        l->blocks[l->count++] = at;
-        ret_ids[i] = at;
-    }
-}
-
-static inline void kv_open(struct world *w, const struct msg *m)
-{
-    struct request *r = request_of(w, &m->id);
-    uint32_t index = (uint32_t)(r - w->reqs), slot = 0;
-    struct lease *l = NULL;
-    for (uint32_t i = 0; i < ENTRIES; i++)
-        if (w->leases[i].lease != 0 && w->leases[i].request == index)
-            lease_drop(w, &w->leases[i]);
-    for (uint32_t i = 0; i < ENTRIES && l == NULL; i++)
-        if (w->leases[i].lease == 0)
-            l = &w->leases[i];
-    assert_int_equal(m->u.kv_open.hash_count, r->q.prompt_count / w->options.shape.block_tokens);
-    struct item *it = later(w, 20 + rng_below(&w->rng, 2000));
-    it->msg.type = MSG_KV_OPEN_REPLY;
-    it->msg.id = m->id;
-    while (slot < w->slot_count && w->slot_taken[slot])
-        slot++;
-    struct msg_kv_open_reply *reply = &it->msg.u.kv_open_reply;
-    bool refuse = w->kv_refusals > 0 && rng_below(&w->rng, 8) == 0;
-    if (m->u.kv_open.blocks_wanted > w->block_count - w->block_used || slot == w->slot_count ||
-        refuse) {
-        reply->code = ERR_KV_FULL;
-        return;
-    }
-    l->lease = ++w->lease_next;
-    l->request = index;
-    l->slot = slot;
-    w->slot_taken[slot] = true;
-    blocks_give(w, l, m->u.kv_open.blocks_wanted, it->ids);
-    reply->lease = l->lease;
-    reply->state_slot = slot;
-    reply->snapshot_slot = UINT32_MAX;
-    reply->block_count = l->count;
-    r->opened_us = it->at_us;
-    r->sliced_us = 0;
-}
-
-static inline void kv_extend(struct world *w, const struct msg *m)
-{
-    const struct msg_kv_extend *e = &m->u.kv_extend;
-    struct lease *l = lease_find(w, e->lease);
-    struct item *it = later(w, 20 + rng_below(&w->rng, 2000));
-    it->msg.type = MSG_KV_EXTEND_REPLY;
-    it->msg.id = m->id;
-    struct msg_kv_extend_reply *reply = &it->msg.u.kv_extend_reply;
-    reply->lease = e->lease;
-    reply->blocks_have = e->blocks_have;
-    if (l == NULL) {
-        reply->code = ERR_NOT_FOUND;
-    } else if (e->blocks_wanted > w->block_count - w->block_used) {
-        reply->code = ERR_KV_FULL;
-    } else {
-        assert_int_equal(l->count, e->blocks_have);
-        blocks_give(w, l, e->blocks_wanted, it->ids);
-        reply->block_count = e->blocks_wanted;
-    }
-}
-
-static inline void kv_message(struct world *w, const struct msg *m)
-{
-    struct lease *l;
-    switch (m->type) {
-    case MSG_KV_OPEN:
-        kv_open(w, m);
-        break;
-    case MSG_KV_EXTEND:
-        kv_extend(w, m);
-        break;
-    case MSG_KV_RELEASE:
-        l = lease_find(w, m->u.kv_release.lease);
-        if (l != NULL)
-            lease_drop(w, l);
-        break;
-    case MSG_KV_COMMIT:
-        l = lease_find(w, m->u.kv_commit.lease);
-        assert_non_null(l);
-        assert_true(m->u.kv_commit.first_block + m->u.kv_commit.hash_count <= l->count);
-        assert_true((m->u.kv_commit.first_block + m->u.kv_commit.hash_count) *
-                        w->options.shape.block_tokens <=
-                    m->u.kv_commit.token_count);
-        break;
-    default:
-        fail_msg("message %d to kvmgr", m->type);
-    }
-}
+#include "tests/unit/wk_world_base.h"
+#include "tests/unit/wk_world_kv.h"
 
 /* ---- fake drafter ---- */
 
@@ -448,8 +128,9 @@ static inline void tables_take(struct world *w, const struct wk_plan *p)
 {
     for (uint32_t i = 0; i < p->seq_count; i++) {
         const struct wk_plan_seq *s = &p->seqs[i];
+        assert_true(!s->fresh || s->setup != WK_NONE);
         if (s->setup != WK_NONE) {
-            assert_true(s->fresh);
+            assert_true(s->fresh != s->restore);
             w->setups[s->entry] = p->setups[s->setup];
             w->table_count[s->entry] = 0;
         }
@@ -464,6 +145,10 @@ static inline void seq_run(struct world *w, const struct wk_plan_seq *s, const u
 {
     struct state_slot *slot = &w->slots[s->state_slot];
     assert_true(s->state_slot < w->slot_count && s->row_count >= 1);
+    if (s->restore) {
+        assert_int_equal(w->snaps[s->restore_slot], SNAP_KEPT);
+        *slot = w->slots[s->restore_slot];
+    }
     if (s->fresh)
         memset(slot, 0, sizeof *slot);
     assert_true(s->replay_count <= slot->journal_count);
@@ -479,7 +164,9 @@ static inline void seq_run(struct world *w, const struct wk_plan_seq *s, const u
     ret->count = 0;
     ret->top_count = w->setups[s->entry].top_logprobs;
     for (uint32_t j = 0; j < s->row_count; j++) {
-        *row(w, s->entry, s->position_start + j) = ids[j];
+        uint32_t *at = row(w, s->entry, s->position_start + j);
+        assert_false(w->known[(uint32_t)(at - w->rows) / BT_MAX]); /* shared or to be shared */
+        *at = ids[j];
         state = mix(state, ids[j]);
         if (j >= s->logits_from && (ret->count == j - s->logits_from)) {
             uint32_t id = model_token(state, s->position_start + j + 1, &w->setups[s->entry]);
@@ -500,12 +187,16 @@ static inline void seq_run(struct world *w, const struct wk_plan_seq *s, const u
         slot->count += s->row_count;
         slot->hash = state;
     }
+    if (s->snapshot) {
+        assert_int_equal(w->snaps[s->snapshot_slot], SNAP_GRANTED);
+        w->slots[s->snapshot_slot] = *slot;
+    }
 }
 
 static inline void note_first_slices(struct world *w, const struct wk_plan *p)
 {
     for (uint32_t i = 0; i < p->seq_count; i++) {
-        if (!p->seqs[i].fresh)
+        if (p->seqs[i].setup == WK_NONE)
             continue;
         for (uint32_t k = 0; k < ENTRIES; k++)
             if (w->leases[k].lease != 0 && w->leases[k].slot == p->seqs[i].state_slot) {
@@ -611,6 +302,10 @@ static inline void event_plain(struct world *w, enum wk_event_type type)
 {
     struct wk_event e = {
         .type = type, .kv_epoch = (uint32_t)w->kv_incarnation, .shape = w->options.shape};
+    if (type == WK_EV_KV_ATTACHED) {
+        e.granted_count = grants(w, w->granted);
+        e.granted = w->granted;
+    }
     step(w, &e);
 }
 
@@ -635,10 +330,14 @@ static inline void kv_return(struct world *w)
     for (uint32_t i = 0; i < ENTRIES; i++)
         if (w->leases[i].lease != 0)
             lease_drop(w, &w->leases[i]);
-    memset(w->rows, 0xdd, sizeof w->rows);
+    for (uint32_t s = w->slot_count; s < w->slot_count + w->snap_count; s++)
+        if (w->snaps[s] == SNAP_GRANTED)
+            w->snaps[s] = SNAP_FREE;
     for (uint32_t i = 0; i < QUEUE_MAX; i++) /* its old answers die with it */
-        if (w->queue[i].used && (w->queue[i].msg.type == MSG_KV_OPEN_REPLY ||
-                                 w->queue[i].msg.type == MSG_KV_EXTEND_REPLY))
+        if (w->queue[i].used &&
+            (w->queue[i].msg.type == MSG_KV_OPEN_REPLY ||
+             w->queue[i].msg.type == MSG_KV_SNAPSHOT_REPLY ||
+             w->queue[i].msg.type == MSG_KV_STATE || w->queue[i].msg.type == MSG_KV_EXTEND_REPLY))
             w->queue[i].used = false;
     event_plain(w, WK_EV_KV_ATTACHED);
 }
@@ -682,6 +381,10 @@ static inline bool advance(struct world *w)
         now.msg.u.kv_open_reply.blocks = now.ids;
     if (now.msg.type == MSG_KV_EXTEND_REPLY)
         now.msg.u.kv_extend_reply.blocks = now.ids;
+    if (now.msg.type == MSG_KV_STATE)
+        now.msg.u.kv_state.granted = now.ids;
+    if (now.msg.type == MSG_KV_SNAPSHOT_REPLY)
+        now.msg.u.kv_snapshot_reply.granted = now.ids;
     if (now.msg.type == MSG_DRAFT_REPLY)
         now.msg.u.draft_reply.ids = now.msg.u.draft_reply.ids_count > 0 ? now.ids : NULL;
     event_msg(w, &now.msg);
@@ -701,10 +404,11 @@ static inline void hello(struct world *w)
 /* The shell's heartbeats: kvmgr is alive, the drafter too unless silent. */
 static inline void heartbeat(struct world *w)
 {
-    struct msg m = {.type = MSG_KV_STATE,
-                    .u.kv_state = {.blocks_free = w->block_count - w->block_used}};
-    if (!w->kv_restart_pending)
-        event_msg(w, &m);
+    if (!w->kv_restart_pending) {
+        struct item *it = later_kv(w, MSG_KV_STATE);
+        it->msg.u.kv_state.blocks_free = w->block_count - w->block_used;
+        it->msg.u.kv_state.granted_count = grants(w, it->ids);
+    }
     hello(w);
 }
 
@@ -725,7 +429,10 @@ static inline struct world *world_new(uint64_t seed, const struct wk_core_option
     w->us_per_row = 700;
     w->us_fixed = 5000;
     w->options.shape.block_count = block_count;
-    w->options.shape.slot_count = w->slot_count;
+    w->snap_count =
+        options->shape.snapshot_every > 0 ? 1 + options->shape.snapshot_every % SNAPS : 0;
+    w->options.shape.slot_count = w->slot_count + w->snap_count;
+    w->options.shape.live_slots = w->slot_count;
     uint32_t pool = block_count * options->shape.block_tokens;
     if (pool < w->options.context_max)
         w->options.context_max = pool;
@@ -790,7 +497,10 @@ static inline struct wk_core_options options_of(uint32_t seqs, uint32_t block_to
         .has_token = has_token,
         .stop_id_count = 1,
         .stop_ids = stop_ids,
-        .shape = {.block_tokens = block_tokens, .block_count = 1, .slot_count = seqs},
+        .shape = {.block_tokens = block_tokens,
+                  .block_count = 1,
+                  .slot_count = seqs,
+                  .live_slots = seqs},
         .prefill_us_per_row = 700,
         .decode_us_per_step = 5000,
     };
