@@ -16,7 +16,7 @@ enum op_dtype { OP_F32, OP_BF16, OP_F16 };
 struct op_quantised; /* kernels/op_format.h */
 
 /* A weight as it lies in memory, row-major [out, in], aligned to its element; or, for the linear
- * ops alone, in any storage format. */
+ * ops and (EXL3 apart) the embedding, in any storage format. */
 struct op_weight {
     const void *data;
     enum op_dtype dtype;

@@ -165,7 +165,10 @@ static void embed_rows(const void *arg, uint32_t begin, uint32_t end)
     const struct op_embed_args *a = arg;
     for (uint32_t r = begin; r < end; r++) {
         float *h = a->h + (uint64_t)r * a->streams * a->hidden;
-        op_widen(&a->w, (uint64_t)a->ids[r] * a->hidden, a->hidden, h);
+        if (a->w.quantised != NULL)
+            op_quantised_row(a->w.quantised, a->ids[r], 0, a->hidden, h);
+        else
+            op_widen(&a->w, (uint64_t)a->ids[r] * a->hidden, a->hidden, h);
         for (uint32_t s = 1; s < a->streams; s++)
             memcpy(h + (uint64_t)s * a->hidden, h, a->hidden * sizeof(float));
     }
@@ -174,6 +177,7 @@ static void embed_rows(const void *arg, uint32_t begin, uint32_t end)
 enum err op_embed_ref(const struct op_embed_args *a, const struct op_ctx *ctx)
 {
     CHECK(a->streams > 0);
+    CHECK(a->w.quantised == NULL || a->w.quantised->format != OP_FORMAT_EXL3);
     op_for(ctx, a->rows, a->hidden * a->streams, embed_rows, a);
     return ERR_OK;
 }

@@ -107,6 +107,10 @@ MUST_USE enum err format_bind(const struct safetensors *set, const char *prefix,
                               struct format_info *ret_info, struct op_quantised *ret_weight,
                               enum format_fault *ret_fault, struct err_detail *detail);
 
+/* Marks in used [safetensors_count] every tensor under the prefix that formats know by its suffix;
+ * returns how many there are. */
+uint32_t format_mark(const struct safetensors *set, const char *prefix, uint8_t *used);
+
 /* Refuses codes and scales that no sound writer produces: NaN codes, NaN or negative block
  * scales, a global scale that is not finite and positive, infinities in plain weights. */
 MUST_USE enum err format_check_values(const char *prefix, const struct format_info *info,

@@ -251,3 +251,40 @@ enum err format_bind(const struct safetensors *set, const char *prefix, uint32_t
     *ret_info = info;
     return ERR_OK;
 }
+
+static bool is_known(const char *suffix)
+{
+    uint32_t rank;
+    const char *rest;
+    if (format_rank_suffix(suffix, &rank, &rest))
+        suffix = rest;
+    return format_role_of(suffix) != ROLE_COUNT;
+}
+
+static uint32_t mark_under(const struct safetensors *set, const char *start, uint8_t *used)
+{
+    size_t bytes = strlen(start);
+    uint32_t count = 0;
+    for (uint32_t i = first_not_before(set, start); i < safetensors_count(set); i++) {
+        const char *name = safetensors_at(set, i)->name;
+        if (strncmp(name, start, bytes) != 0)
+            break;
+        if (!is_part(name + bytes) || !is_known(name + bytes))
+            continue;
+        used[i] = 1;
+        count++;
+    }
+    return count;
+}
+
+uint32_t format_mark(const struct safetensors *set, const char *prefix, uint8_t *used)
+{
+    char start[PREFIX_BYTES];
+    int bytes = snprintf(start, sizeof(start), "%s.", prefix);
+    if (bytes < 0 || (size_t)bytes >= sizeof(start))
+        return 0;
+    uint32_t count = mark_under(set, start, used);
+    if (shared_prefix(prefix, start))
+        (void)mark_under(set, start, used);
+    return count;
+}

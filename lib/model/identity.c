@@ -23,23 +23,20 @@ static void add_text(struct hash_xxh3 *h, const char *text, size_t bytes)
 }
 
 struct hash128 identity_fingerprint(const struct safetensors *set,
-                                    const struct identity_texts *texts, identity_hashed_fn hashed,
-                                    void *hashed_arg)
+                                    const struct identity_texts *texts,
+                                    const struct hash128 *hashes)
 {
     struct hash_xxh3 h;
     hash_xxh3_init(&h);
     for (uint32_t i = 0; i < safetensors_count(set); i++) {
         const struct safetensors_tensor *t = safetensors_at(set, i);
         const char *dtype = safetensors_dtype_name(t->dtype);
-        struct hash128 data = hash_xxh3_once(t->data, t->bytes);
         add_text(&h, t->name, strlen(t->name));
         add_text(&h, dtype, strlen(dtype));
         add_u64(&h, t->dims);
         for (uint32_t d = 0; d < t->dims; d++)
             add_u64(&h, t->shape[d]);
-        hash_xxh3_add(&h, data.bytes, sizeof(data.bytes));
-        if (hashed != NULL)
-            hashed(hashed_arg, t->bytes);
+        hash_xxh3_add(&h, hashes[i].bytes, sizeof(hashes[i].bytes));
     }
     add_text(&h, texts->config, texts->config_bytes);
     add_text(&h, texts->tokenizer != NULL ? texts->tokenizer : "", texts->tokenizer_bytes);

@@ -20,10 +20,10 @@ struct identity_texts {
     size_t tokenizer_bytes;
 };
 
-typedef void (*identity_hashed_fn)(void *arg, uint64_t bytes);
+/* hashes [safetensors_count]: of the tensors' bytes. */
 struct hash128 identity_fingerprint(const struct safetensors *set,
-                                    const struct identity_texts *texts, identity_hashed_fn hashed,
-                                    void *hashed_arg);
+                                    const struct identity_texts *texts,
+                                    const struct hash128 *hashes);
 
 /* "bf16, 5.3 M parameters": the formats of the matrices, the most common first. */
 void identity_quantization(const struct safetensors *set, char *ret_text, size_t bytes);

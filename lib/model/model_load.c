@@ -5,9 +5,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "lib/base/arena.h"
+#include "lib/base/json.h"
 #include "lib/base/mem.h"
 #include "lib/model/cpu_pool.h"
+#include "lib/model/format.h"
 #include "lib/model/identity.h"
+#include "lib/model/load_pass.h"
 #include "lib/model/read_file.h"
 #include "lib/model/safetensors.h"
 #include "lib/model/vocabulary.h"
@@ -89,39 +93,55 @@ static void fill_info(struct model *m)
     lay_out_state(m);
 }
 
-struct progress {
-    model_progress_fn fn;
-    void *arg;
-    uint64_t done, total;
-};
-
-static void progress_add(void *arg, uint64_t bytes)
+/* What config.json and, if there is one, hf_quant_config.json announce.  A text that is not JSON
+ * announces nothing: config.json itself was parsed before. */
+static enum err read_hint(const char *directory, const struct identity_texts *texts,
+                          struct format_hint *ret_hint, struct err_detail *detail)
 {
-    struct progress *p = arg;
-    p->done = p->done + bytes < p->total ? p->done + bytes : p->total;
-    if (p->fn != NULL)
-        p->fn(p->arg, p->done, p->total);
+    char *text = NULL;
+    size_t bytes = 0;
+    struct arena arena;
+    struct json *config = NULL, *other = NULL;
+    struct json_error where;
+    enum err e =
+        read_file(directory, "hf_quant_config.json", TEXT_BYTES_MAX, &text, &bytes, detail);
+    if (e != ERR_OK && e != ERR_NOT_FOUND)
+        return e;
+    arena_init(&arena, 64 << 10, 64u << 20);
+    if (json_parse(&arena, NULL, texts->config, texts->config_bytes, &config, &where) != ERR_OK)
+        config = NULL;
+    if (text != NULL && json_parse(&arena, NULL, text, bytes, &other, &where) != ERR_OK)
+        other = NULL;
+    format_hint_read(config, other, ret_hint);
+    arena_fini(&arena);
+    free(text);
+    return ERR_OK;
 }
 
 static enum err load_tensors(struct model *m, const struct model_options *options,
                              const struct identity_texts *texts, struct err_detail *detail)
 {
+    struct format_hint hint;
+    TRY(read_hint(options->directory, texts, &hint, detail));
     TRY(safetensors_open_directory(options->directory, &m->tensors, detail));
-    struct progress progress = {options->progress, options->progress_arg, 0,
-                                2 * safetensors_file_bytes(m->tensors)};
     m->weights = weights_create(&m->config);
-    /* The reference widens a weight at every use: worth doing once where the model is small. */
     op_table_cpu(&m->ops, options->numerics == MODEL_FAST ? OP_FAST_F32 : OP_EXACT, op_cpu_best());
     op_table_text(&m->ops, m->kernels, sizeof(m->kernels));
     m->info.kernels = m->kernels;
-    bool widen = op_cpu_best() == OP_CPU_REF &&
-                 weights_parameters(&m->config) * sizeof(float) <= WIDEN_BYTES_MAX;
-    TRY(weights_bind(m->weights, &m->config, m->tensors, widen, progress_add, &progress, detail));
-    m->info.model_fp = identity_fingerprint(m->tensors, texts, progress_add, &progress);
+    /* The reference widens a weight at every use: worth doing once where the model is small. */
+    struct weights_bind_options bind = {.widen = op_cpu_best() == OP_CPU_REF &&
+                                                 weights_parameters(&m->config) * sizeof(float) <=
+                                                     WIDEN_BYTES_MAX,
+                                        .hint = &hint,
+                                        .ctx = &m->ctx};
+    TRY(weights_bind(m->weights, &m->config, m->tensors, &bind, detail));
+    struct hash128 *hashes = mem_take_array(safetensors_count(m->tensors) + 1, sizeof(*hashes));
+    enum err e = load_pass(m->tensors, m->weights, &m->ctx, options->progress,
+                           options->progress_arg, hashes, detail);
+    m->info.model_fp = identity_fingerprint(m->tensors, texts, hashes);
+    mem_give(hashes);
     identity_quantization(m->tensors, m->info.quantization, sizeof(m->info.quantization));
-    if (options->progress != NULL)
-        options->progress(options->progress_arg, progress.total, progress.total);
-    return ERR_OK;
+    return e;
 }
 
 static void start_threads(struct model *m, uint32_t threads)
@@ -158,9 +178,8 @@ static enum err load(struct model *m, const struct model_options *options,
     }
     fill_info(m);
     TRY(fill_vocabulary(m, texts, detail));
-    TRY(load_tensors(m, options, texts, detail));
     start_threads(m, options->threads);
-    return ERR_OK;
+    return load_tensors(m, options, texts, detail);
 }
 
 enum err model_load(const struct model_options *options, struct model **ret_model,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lib/model/weights.h"
 
-#include <stdarg.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,6 +47,7 @@ void weights_destroy(struct weights **w_p)
         mem_give(w->layers[i].down);
     }
     mem_give(w->layers);
+    mem_give(w->linears);
     mem_give(w->pool);
     mem_give(w);
     *w_p = NULL;
@@ -55,11 +56,10 @@ void weights_destroy(struct weights **w_p)
 struct bind {
     const struct safetensors *set;
     struct weights *weights;
+    const struct weights_bind_options *options;
     uint8_t *used;   /* [tensors] */
-    bool widen;      /* matrices too */
     uint64_t floats; /* first pass: needed; second pass: used */
-    weights_bound_fn done;
-    void *done_arg;
+    uint32_t linears;
     enum err err;
     struct err_detail *detail;
 };
@@ -88,6 +88,13 @@ static bool shape_fits(const struct weights_want *want, const struct safetensors
            memcmp(t->shape, want->shape, want->dims * sizeof(uint64_t)) == 0;
 }
 
+static bool is_plain(const struct safetensors_tensor *t)
+{
+    return t->dtype == SAFETENSORS_F32 || t->dtype == SAFETENSORS_BF16 ||
+           t->dtype == SAFETENSORS_F16;
+}
+
+/* A tensor that has to be plain. */
 static const struct safetensors_tensor *find(struct bind *b, const struct weights_want *want)
 {
     const struct safetensors_tensor *t = safetensors_find(b->set, want->name);
@@ -103,8 +110,7 @@ static const struct safetensors_tensor *find(struct bind *b, const struct weight
                          want->name, have, need);
         return NULL;
     }
-    if (t->dtype != SAFETENSORS_F32 && t->dtype != SAFETENSORS_BF16 &&
-        t->dtype != SAFETENSORS_F16) {
+    if (!is_plain(t)) {
         b->err = err_set(b->detail, ERR_UNSUPPORTED,
                          "tensor \"%s\": dtype %s is not supported, only BF16, F16 and F32",
                          want->name, safetensors_dtype_name(t->dtype));
@@ -118,17 +124,89 @@ static enum op_dtype dtype_of(const struct safetensors_tensor *t)
     return t->dtype == SAFETENSORS_F32 ? OP_F32 : t->dtype == SAFETENSORS_BF16 ? OP_BF16 : OP_F16;
 }
 
-/* A matrix may stay in the file only where its elements are aligned there. */
-static bool stays_mapped(const struct bind *b, const struct weights_want *want,
-                         const struct safetensors_tensor *t)
-{
-    return want->matrix != NULL && !b->widen && !want->widen &&
-           (uintptr_t)t->data % op_dtype_bytes(dtype_of(t)) == 0;
-}
-
 static uint64_t pool_share(uint64_t elements)
 {
     return (elements + 15) & ~(uint64_t)15; /* keeps every tensor 64-byte aligned */
+}
+
+/* "x.weight" -> "x"; false for a matrix whose name has no such end: it can only be plain. */
+static bool prefix_of(const struct weights_want *want, char prefix[sizeof(want->name)])
+{
+    static const char end[] = ".weight";
+    size_t bytes = strlen(want->name), end_bytes = sizeof(end) - 1;
+    if (bytes <= end_bytes || strcmp(want->name + bytes - end_bytes, end) != 0)
+        return false;
+    memcpy(prefix, want->name, bytes - end_bytes);
+    prefix[bytes - end_bytes] = 0;
+    return true;
+}
+
+/* A matrix without companions: the tensor itself and nothing else. */
+static bool bind_bare(struct bind *b, const struct weights_want *want, struct weights_linear *l)
+{
+    const struct safetensors_tensor *t = find(b, want);
+    if (t == NULL)
+        return false;
+    b->used[t - safetensors_at(b->set, 0)] = 1;
+    l->tensor = t;
+    l->info.kind = t->dtype == SAFETENSORS_F32    ? FORMAT_F32
+                   : t->dtype == SAFETENSORS_BF16 ? FORMAT_BF16
+                                                  : FORMAT_F16;
+    l->info.out = (uint32_t)want->shape[0];
+    l->info.in = (uint32_t)want->shape[1];
+    l->stored = (struct op_quantised){.format = OP_FORMAT_PLAIN,
+                                      .out = l->info.out,
+                                      .in = l->info.in,
+                                      .codes = t->data,
+                                      .row_bytes = t->bytes / l->info.out,
+                                      .dtype = dtype_of(t)};
+    return true;
+}
+
+static bool bind_format(struct bind *b, const struct weights_want *want, const char *prefix,
+                        struct weights_linear *l)
+{
+    enum format_fault fault;
+    char name[2 * sizeof(want->name)];
+    if (format_mark(b->set, prefix, b->used) == 0) {
+        b->err = err_set(b->detail, ERR_INVALID, "tensor \"%s\" is missing", want->name);
+        return false;
+    }
+    b->err = format_bind(b->set, prefix, (uint32_t)want->shape[0], (uint32_t)want->shape[1],
+                         b->options->hint, &l->info, &l->stored, &fault, b->detail);
+    if (b->err != ERR_OK)
+        return false;
+    snprintf(name, sizeof(name), "%s.%s", prefix, l->info.weight);
+    l->tensor = safetensors_find(b->set, name);
+    CHECK(l->tensor != NULL);
+    return true;
+}
+
+/* A plain matrix may stay in the file only where its elements are aligned there. */
+static bool stays(const struct bind *b, const struct weights_want *want,
+                  const struct weights_linear *l)
+{
+    const struct op_quantised *s = &l->stored;
+    if (want->dense)
+        return false;
+    if (s->format != OP_FORMAT_PLAIN)
+        return !want->dense_quantised && !(want->dense_exl3 && s->format == OP_FORMAT_EXL3);
+    return !b->options->widen && (uintptr_t)s->codes % op_dtype_bytes(s->dtype) == 0;
+}
+
+static void check_matrix(struct bind *b, const struct weights_want *want)
+{
+    struct weights_linear *l = &b->weights->linears[b->linears++];
+    char prefix[sizeof(want->name)];
+    if (!(prefix_of(want, prefix) ? bind_format(b, want, prefix, l) : bind_bare(b, want, l)))
+        return;
+    l->place = want->matrix;
+    l->dense = !stays(b, want, l);
+    if (l->dense)
+        b->floats += pool_share((uint64_t)l->info.out * l->info.in);
+    if (l->dense && l->stored.bias != NULL)
+        b->err = err_set(b->detail, ERR_UNSUPPORTED, "tensor \"%s.%s\": no bias can stand here",
+                         prefix, l->info.bias);
 }
 
 static void check_one(void *arg, const struct weights_want *want)
@@ -136,48 +214,59 @@ static void check_one(void *arg, const struct weights_want *want)
     struct bind *b = arg;
     if (b->err != ERR_OK)
         return;
+    if (want->matrix != NULL) {
+        check_matrix(b, want);
+        return;
+    }
     const struct safetensors_tensor *t = find(b, want);
     if (t == NULL)
         return;
     b->used[t - safetensors_at(b->set, 0)] = 1;
-    bool own_place = want->vector != NULL && *want->vector != NULL;
-    if (!stays_mapped(b, want, t) && !own_place)
+    if (*want->vector == NULL)
         b->floats += pool_share(t->elements);
 }
 
-static void widen_tensor(const struct safetensors_tensor *t, float *out)
+static float *take_pool(struct bind *b, uint64_t elements)
 {
-    enum op_dtype dtype = dtype_of(t);
-    for (uint64_t i = 0; i < t->elements; i++) {
-        uint32_t word = 0; /* bytes are copied: the file may not align them */
-        memcpy(&word, t->data + i * op_dtype_bytes(dtype), op_dtype_bytes(dtype));
-        out[i] = dtype == OP_F32    ? op_f32_from_bits(word)
-                 : dtype == OP_BF16 ? op_f32_from_bf16((uint16_t)word)
-                                    : op_f32_from_f16((uint16_t)word);
+    float *out = b->weights->pool + b->floats;
+    b->floats += pool_share(elements);
+    CHECK(b->floats <= b->weights->pool_floats);
+    return out;
+}
+
+static void bind_matrix(struct bind *b)
+{
+    struct weights_linear *l = &b->weights->linears[b->linears++];
+    if (l->dense) {
+        float *out = take_pool(b, (uint64_t)l->info.out * l->info.in);
+        struct op_dequantise_args a = {.w = &l->stored, .y = out};
+        CHECK(op_dequantise_ref(&a, b->options->ctx) == ERR_OK);
+        *l->place = (struct op_weight){.data = out, .dtype = OP_F32};
+    } else if (l->stored.format == OP_FORMAT_PLAIN && l->stored.bias == NULL) {
+        *l->place = (struct op_weight){.data = l->stored.codes, .dtype = l->stored.dtype};
+    } else {
+        *l->place = (struct op_weight){.quantised = &l->stored};
     }
 }
 
 static void bind_one(void *arg, const struct weights_want *want)
 {
     struct bind *b = arg;
+    if (want->matrix != NULL) {
+        bind_matrix(b);
+        return;
+    }
     const struct safetensors_tensor *t = find(b, want);
     CHECK(t != NULL);
-    if (stays_mapped(b, want, t)) {
-        *want->matrix = (struct op_weight){.data = t->data, .dtype = dtype_of(t)};
-    } else if (want->vector != NULL && *want->vector != NULL) {
-        widen_tensor(t, *want->vector);
-    } else {
-        float *out = b->weights->pool + b->floats;
-        b->floats += pool_share(t->elements);
-        CHECK(b->floats <= b->weights->pool_floats);
-        widen_tensor(t, out);
-        if (want->matrix != NULL)
-            *want->matrix = (struct op_weight){.data = out, .dtype = OP_F32};
-        else
-            *want->vector = out;
-    }
-    if (b->done != NULL)
-        b->done(b->done_arg, t->bytes);
+    if (*want->vector == NULL)
+        *want->vector = take_pool(b, t->elements);
+    const struct op_quantised row = {
+        .out = 1, .in = (uint32_t)t->elements, .codes = t->data, .dtype = dtype_of(t)};
+    op_quantised_row(&row, 0, 0, row.in, *want->vector);
+    for (uint32_t i = 0; i < row.in && b->err == ERR_OK; i++)
+        if (!isfinite((*want->vector)[i]))
+            b->err =
+                err_set(b->detail, ERR_CORRUPT, "tensor \"%s\": not finite at [%u]", want->name, i);
 }
 
 static bool left_alone(const char *name, const struct model_config *config)
@@ -203,17 +292,19 @@ static enum err check_extra(const struct bind *b, const struct model_config *con
     return ERR_OK;
 }
 
-enum err weights_bind(struct weights *w, const struct model_config *config,
-                      const struct safetensors *set, bool widen, weights_bound_fn done,
-                      void *done_arg, struct err_detail *detail)
+static void count_linear(void *arg, const struct weights_want *want)
 {
-    CHECK(w->pool == NULL);
-    struct bind b = {.set = set,
-                     .weights = w,
-                     .widen = widen,
-                     .done = done,
-                     .done_arg = done_arg,
-                     .detail = detail};
+    *(uint32_t *)arg += want->matrix != NULL;
+}
+
+enum err weights_bind(struct weights *w, const struct model_config *config,
+                      const struct safetensors *set, const struct weights_bind_options *options,
+                      struct err_detail *detail)
+{
+    CHECK(w->pool == NULL && w->linears == NULL);
+    struct bind b = {.set = set, .weights = w, .options = options, .detail = detail};
+    weights_each(w, config, count_linear, &w->linear_count);
+    w->linears = mem_take_array(w->linear_count, sizeof(*w->linears));
     b.used = mem_take(safetensors_count(set) + 1);
     weights_each(w, config, check_one, &b);
     if (b.err == ERR_OK)
@@ -224,10 +315,29 @@ enum err weights_bind(struct weights *w, const struct model_config *config,
     w->pool_floats = b.floats;
     w->pool = mem_take_array(b.floats, sizeof(float));
     b.floats = 0;
+    b.linears = 0;
     weights_each(w, config, bind_one, &b);
-    CHECK(b.err == ERR_OK);
-    CHECK(b.floats == w->pool_floats);
-    return ERR_OK;
+    CHECK(b.floats == w->pool_floats || b.err != ERR_OK);
+    return b.err;
+}
+
+enum err weights_check_values(const struct weights *w, uint32_t linear, struct err_detail *detail)
+{
+    CHECK(linear < w->linear_count);
+    const struct weights_linear *l = &w->linears[linear];
+    const char *name = l->tensor->name;
+    char prefix[256];
+    enum format_fault fault;
+    if (l->info.weight == NULL) { /* bare */
+        struct format_info info = l->info;
+        const char *dot = strrchr(name, '.');
+        info.weight = dot != NULL ? dot + 1 : name;
+        snprintf(prefix, sizeof(prefix), "%.*s", dot != NULL ? (int)(dot - name) : 0, name);
+        return format_check_values(prefix, &info, &l->stored, &fault, detail);
+    }
+    snprintf(prefix, sizeof(prefix), "%.*s", (int)(strlen(name) - strlen(l->info.weight) - 1),
+             name);
+    return format_check_values(prefix, &l->info, &l->stored, &fault, detail);
 }
 
 static void count_one(void *arg, const struct weights_want *want)

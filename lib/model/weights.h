@@ -3,17 +3,21 @@
  *
  * Start-up only.  Every tensor that the config asks for is checked by name, shape and dtype; a
  * missing one, an extra one or a wrong one is refused by name.  Tensors of the vision tower and of
- * the MTP layers may be present and are left alone.  Vectors are f32; matrices keep their format,
- * in the mapped file where they are aligned there, unless asked to be widened. */
+ * the MTP layers may be present and are left alone.  Vectors are f32.  Matrices keep their format,
+ * whichever it is, in the mapped file; those that no linear op reads become dense f32, and so do
+ * plain ones that lie unaligned or that the caller wants widened.  Binding looks at headers only:
+ * values are checked by weights_check_values. */
 #ifndef LIB_MODEL_WEIGHTS_H
 #define LIB_MODEL_WEIGHTS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kernels/op_format.h"
 #include "kernels/op_types.h"
 #include "lib/base/err.h"
 #include "lib/model/config.h"
+#include "lib/model/format.h"
 
 struct safetensors;
 
@@ -51,6 +55,15 @@ struct weights_layer {
     struct op_weight *gate, *up, *down; /* [experts] */
 };
 
+/* A matrix as the checkpoint holds it. */
+struct weights_linear {
+    const struct safetensors_tensor *tensor; /* its codes */
+    struct op_weight *place;
+    bool dense; /* becomes f32 */
+    struct format_info info;
+    struct op_quantised stored;
+};
+
 struct weights {
     struct op_weight embed, head;
     float *norm;
@@ -58,18 +71,27 @@ struct weights {
     struct weights_layer *layers;
     float *pool; /* all widened values */
     uint64_t pool_floats;
+    struct weights_linear *linears; /* in the order of their names' walk */
+    uint32_t linear_count;
 };
 
 /* The skeleton without values, for binding and for counting. */
 struct weights *weights_create(const struct model_config *config);
 void weights_destroy(struct weights **w_p);
 
-/* widen: matrices become f32 too.  done may be NULL; it is told the bytes of every tensor that is
- * bound. */
-typedef void (*weights_bound_fn)(void *arg, uint64_t bytes);
+struct weights_bind_options {
+    bool widen;                     /* plain matrices become f32 too */
+    const struct format_hint *hint; /* what the config announces; may be NULL */
+    const struct op_ctx *ctx;       /* decoding of dense matrices is spread over it */
+};
 MUST_USE enum err weights_bind(struct weights *w, const struct model_config *config,
-                               const struct safetensors *set, bool widen, weights_bound_fn done,
-                               void *done_arg, struct err_detail *detail);
+                               const struct safetensors *set,
+                               const struct weights_bind_options *options,
+                               struct err_detail *detail);
+
+/* Refuses values that no sound writer produces, by the tensor's name.  Any thread. */
+MUST_USE enum err weights_check_values(const struct weights *w, uint32_t linear,
+                                       struct err_detail *detail);
 
 /* Parameters of the text model without MTP, from the config alone. */
 uint64_t weights_parameters(const struct model_config *config);

@@ -46,7 +46,7 @@ static void walk_sites(struct walk *k, struct weights_layer *l, uint32_t layer)
     for (int i = 0; i < 2; i++) { /* small, and every token reads all of it twice a layer */
         struct weights_want fn = {.shape = {OP_MHC_ROWS, OP_STREAMS * hidden},
                                   .dims = 2,
-                                  .widen = true,
+                                  .dense = true,
                                   .matrix = &l->site[i].fn};
         want(k, &fn, i == 0 ? "hc_attn_fn" : "hc_ffn_fn");
     }
@@ -95,7 +95,11 @@ static void walk_dsa(struct walk *k, struct weights_dsa *w, uint32_t layer)
     matrix(k, "q_b_proj.weight", &w->q_b, heads * c->nope_dim, c->q_rank);
     matrix(k, "kv_a_proj_with_mqa.weight", &w->kv_a, c->kv_rank, hidden);
     vector(k, "kv_a_layernorm.weight", &w->kv_a_norm, c->kv_rank);
-    matrix(k, "kv_b_proj.weight", &w->kv_b, heads * (c->nope_dim + c->v_dim), c->kv_rank);
+    struct weights_want kv_b = {.shape = {heads * (c->nope_dim + c->v_dim), c->kv_rank},
+                                .dims = 2,
+                                .dense_quantised = true, /* read by rows, and by columns too */
+                                .matrix = &w->kv_b};
+    want(k, &kv_b, "kv_b_proj.weight");
     matrix(k, "o_proj.weight", &w->o, hidden, heads * c->v_dim);
     set_prefix(k, layer, "self_attn.indexer.");
     matrix(k, "wq_b.weight", &w->index_q, (uint64_t)c->index_heads * c->index_dim, c->q_rank);
@@ -140,7 +144,11 @@ void weights_each(struct weights *w, const struct model_config *config, weights_
     CHECK(w->layer_count == config->layers);
     matrix(&k, "lm_head.weight", &w->head, config->vocab_size, config->hidden);
     snprintf(k.prefix, sizeof(k.prefix), WEIGHTS_PREFIX);
-    matrix(&k, "embed_tokens.weight", &w->embed, config->vocab_size, config->hidden);
+    struct weights_want embed = {.shape = {config->vocab_size, config->hidden},
+                                 .dims = 2,
+                                 .dense_exl3 = true,
+                                 .matrix = &w->embed};
+    want(&k, &embed, "embed_tokens.weight");
     vector(&k, "norm.weight", &w->norm, config->hidden);
     for (uint32_t i = 0; i < config->layers; i++) {
         struct weights_layer *l = &w->layers[i];

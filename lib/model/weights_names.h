@@ -19,7 +19,9 @@ struct weights_want {
     uint64_t shape[3];
     uint32_t dims;
     bool squeeze;             /* ones may surround the values in any number */
-    bool widen;               /* a matrix that is f32 whatever the others are */
+    bool dense;               /* a matrix that becomes f32 whatever the others are */
+    bool dense_exl3;          /* ... if it is stored as EXL3: rows of it are wanted */
+    bool dense_quantised;     /* ... if it is stored in any format but a plain one */
     struct op_weight *matrix; /* exactly one of the two is set */
     float **vector;           /* always f32; a place that is set is copied into */
 };
