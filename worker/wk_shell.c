@@ -264,6 +264,11 @@ static void on_loaded(struct wk_shell *s)
     /* One line of its own shape: what the tensors say, never what a path says. */
     fprintf(stderr, "quantization: %s, %.1f GiB, fp %.8s\n", info->quantization,
             (double)s->load_bytes / (1u << 30), fp);
+    for (const char *p = info->warnings; *p != '\0';) {
+        int bytes = (int)strcspn(p, "\n");
+        log_warn(WORKER, "model is not what it is called", "warning=\"%.*s\"", bytes, p);
+        p += bytes + (p[bytes] != '\0');
+    }
     log_info(WORKER, "model loaded",
              "seconds=%.1f layers=%u vocab=%u context_max=%u prefill_us_per_row=%.0f "
              "decode_us=%.0f model_fp=%s",

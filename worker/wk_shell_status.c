@@ -34,6 +34,7 @@ static void info_fill(struct wk_shell *s, struct msg_worker_info *w)
         .state = s->load_failed ? MSG_WORKER_FAILED : MSG_WORKER_LOADING,
         .seqs_max = p->seqs_max,
         .quantization = "",
+        .warnings = "",
         .spec = s->core_options.spec.effective,
         .config_hash = s->config_hash,
     };
@@ -41,6 +42,7 @@ static void info_fill(struct wk_shell *s, struct msg_worker_info *w)
         const struct wk_loaded *l = wk_exec_loaded(s->exec);
         w->model_fp = l->info->model_fp;
         w->quantization = l->info->quantization;
+        w->warnings = l->info->warnings;
         w->vocab_size = l->info->vocab_size;
         w->context_max = l->context_max;
         w->canary_count = WK_CANARY_PROMPT;
@@ -57,7 +59,6 @@ static void info_fill(struct wk_shell *s, struct msg_worker_info *w)
     w->worker_id = p->id;
     w->incarnation = s->incarnation;
     w->numerics = p->numerics;
-    w->warnings = "";
     if (w->blocks_free > w->blocks_total)
         w->blocks_free = w->blocks_total;
 }

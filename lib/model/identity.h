@@ -11,7 +11,9 @@
 
 #include "lib/base/hash.h"
 
+struct format_hint;
 struct safetensors;
+struct str;
 
 struct identity_texts {
     const char *config;
@@ -25,7 +27,14 @@ struct hash128 identity_fingerprint(const struct safetensors *set,
                                     const struct identity_texts *texts,
                                     const struct hash128 *hashes);
 
-/* "bf16, 5.3 M parameters": the formats of the matrices, the most common first. */
+/* "exl3-mcg 4.00 bpw (routed experts) + bf16 (rest), 5.3 M parameters": the formats of the linears,
+ * the most common first; without routed experts, or where all is alike, without the words in
+ * brackets.  Padding counts as parameters. */
 void identity_quantization(const struct safetensors *set, char *ret_text, size_t bytes);
+
+/* What the config or the directory's name say and the tensors do not: appends a line for each.
+ * hint is the config's announcement. */
+void identity_warnings(const struct safetensors *set, const struct format_hint *hint,
+                       const char *directory, struct str *out);
 
 #endif

@@ -57,8 +57,11 @@ struct model_info {
     const uint8_t *has_token;
     /* over tensors (name, dtype, shape, xxh3-128), config, tokenizer */
     struct hash128 model_fp;
-    const char *kernels;   /* variants in use, for the log: "avx2 fast: linear ...; ref: ..." */
-    char quantization[96]; /* from the tensors, e.g. "bf16, 5.3 M parameters" */
+    const char *kernels;    /* variants in use, for the log: "avx2 fast: linear ...; ref: ..." */
+    char quantization[192]; /* from the tensors, e.g. "bf16, 5.3 M parameters" */
+    /* where the config or the directory's name lies about them, a line each; "" if nowhere;
+     * borrowed from the model */
+    const char *warnings;
     /* geometry of the cache, for kvmgr */
     uint32_t dsa_layers;  /* layers with latent and index rows */
     uint32_t latent_dim;  /* kv_lora_rank */

@@ -17,8 +17,9 @@
 #include "lib/model/vocabulary.h"
 #include "lib/model/weights.h"
 
-#define TEXT_BYTES_MAX  ((size_t)256 << 20)
-#define WIDEN_BYTES_MAX ((uint64_t)1 << 30)
+#define WARNINGS_BYTES_MAX 4000u /* they travel in a message */
+#define TEXT_BYTES_MAX     ((size_t)256 << 20)
+#define WIDEN_BYTES_MAX    ((uint64_t)1 << 30)
 
 static uint64_t align64(uint64_t bytes)
 {
@@ -141,6 +142,9 @@ static enum err load_tensors(struct model *m, const struct model_options *option
     m->info.model_fp = identity_fingerprint(m->tensors, texts, hashes);
     mem_give(hashes);
     identity_quantization(m->tensors, m->info.quantization, sizeof(m->info.quantization));
+    identity_warnings(m->tensors, &hint, options->directory, &m->warnings);
+    if (m->warnings.bytes > 0)
+        m->info.warnings = m->warnings.text;
     return e;
 }
 
@@ -188,6 +192,8 @@ enum err model_load(const struct model_options *options, struct model **ret_mode
     struct identity_texts texts = {0};
     struct model *m = mem_take(sizeof(*m));
     m->magic = MODEL_MAGIC;
+    m->info.warnings = "";
+    str_init(&m->warnings, WARNINGS_BYTES_MAX);
     enum err e = load(m, options, &texts, detail);
     free((void *)(uintptr_t)texts.config);
     free((void *)(uintptr_t)texts.tokenizer);
@@ -209,6 +215,7 @@ void model_destroy(struct model **model_p)
     weights_destroy(&m->weights);
     safetensors_close(&m->tensors);
     mem_give(m->has_token);
+    str_fini(&m->warnings);
     m->magic = 0;
     mem_give(m);
     *model_p = NULL;

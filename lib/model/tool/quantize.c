@@ -16,6 +16,7 @@
 #include "lib/model/cpu_pool.h"
 #include "lib/model/format_scan.h"
 #include "lib/model/identity.h"
+#include "lib/model/load_pass.h"
 #include "lib/model/quant.h"
 #include "lib/model/read_file.h"
 #include "lib/model/tool/args.h"
@@ -214,15 +215,10 @@ static void start_threads(struct run *r)
     r->ctx.pool = r->pool;
 }
 
-struct hashing {
-    uint64_t done, total;
-};
-
-static void hashed(void *arg, uint64_t bytes)
+static void hashed(void *arg, uint64_t done, uint64_t total)
 {
-    struct hashing *h = arg;
-    h->done += bytes;
-    tool_progress("hashing the input", h->done < h->total ? h->done : h->total, h->total);
+    (void)arg;
+    tool_progress("hashing the input", done, total);
 }
 
 static enum err fingerprint(struct run *r, struct hash128 *ret, struct err_detail *detail)
@@ -234,9 +230,10 @@ static enum err fingerprint(struct run *r, struct hash128 *ret, struct err_detai
                            &tokenizer_bytes, detail);
     if (e == ERR_OK || e == ERR_NOT_FOUND) {
         struct identity_texts texts = {config, config_bytes, tokenizer, tokenizer_bytes};
-        struct hashing h = {0, safetensors_file_bytes(r->set)};
-        *ret = identity_fingerprint(r->set, &texts, hashed, &h);
-        e = ERR_OK;
+        struct hash128 *hashes = mem_take_array(safetensors_count(r->set) + 1u, sizeof(*hashes));
+        e = load_pass(r->set, NULL, &r->ctx, hashed, NULL, hashes, detail);
+        *ret = identity_fingerprint(r->set, &texts, hashes);
+        mem_give(hashes);
     }
     free(config);
     free(tokenizer);
@@ -302,6 +299,7 @@ static enum err run_all(struct run *r, struct err_detail *detail)
     bool resumed = false;
     uint64_t left = 0;
     uint32_t done = 0;
+    start_threads(r);
     TRY(prepare(r, &resumed, detail));
     for (uint32_t i = 0; i < r->plan.count; i++) {
         const struct quantize_linear *l = &r->plan.linears[i];
@@ -310,7 +308,6 @@ static enum err run_all(struct run *r, struct err_detail *detail)
     }
     if (resumed)
         fprintf(stderr, "going on: %u of %u linears are done\n", done, r->plan.count);
-    start_threads(r);
     if (r->options.calib != NULL)
         TRY(start_calibration(r, detail));
     tool_eta_start(&r->eta, "quantising", left, "weights");
