@@ -22,7 +22,7 @@ struct identity_texts {
     size_t tokenizer_bytes;
 };
 
-/* hashes [safetensors_count]: of the tensors' bytes. */
+/* hashes [safetensors_count]: of the tensors' bytes, as lib/model/load_pass.h makes them. */
 struct hash128 identity_fingerprint(const struct safetensors *set,
                                     const struct identity_texts *texts,
                                     const struct hash128 *hashes);
