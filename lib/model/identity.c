@@ -4,11 +4,17 @@
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "lib/base/arena.h"
 #include "lib/base/check.h"
+#include "lib/base/json.h"
 #include "lib/base/str.h"
 #include "lib/model/format_scan.h"
+#include "lib/model/read_file.h"
+
+#define CONFIG_BYTES_MAX ((size_t)256 << 20)
 
 static void add_u64(struct hash_xxh3 *h, uint64_t value)
 {
@@ -165,6 +171,31 @@ void identity_quantization(const struct safetensors *set, char *ret_text, size_t
 }
 
 /* ---- what others say ---- */
+
+enum err identity_hint(const char *directory, struct format_hint *ret_hint,
+                       struct err_detail *detail)
+{
+    static const char *const names[] = {"config.json", "hf_quant_config.json"};
+    char *texts[2] = {NULL, NULL};
+    struct json *roots[2] = {NULL, NULL};
+    struct arena nodes;
+    enum err e = ERR_OK;
+    arena_init(&nodes, 64 << 10, 64u << 20);
+    for (int i = 0; i < 2 && e == ERR_OK; i++) {
+        size_t bytes = 0;
+        struct json_error where;
+        e = read_file(directory, names[i], CONFIG_BYTES_MAX, &texts[i], &bytes, detail);
+        if (e == ERR_OK && json_parse(&nodes, NULL, texts[i], bytes, &roots[i], &where) != ERR_OK)
+            roots[i] = NULL;
+        e = e == ERR_NOT_FOUND ? ERR_OK : e;
+    }
+    if (e == ERR_OK)
+        format_hint_read(roots[0], roots[1], ret_hint);
+    arena_fini(&nodes);
+    free(texts[0]);
+    free(texts[1]);
+    return e;
+}
 
 static void add_hint_title(const struct format_hint *hint, struct str *out)
 {

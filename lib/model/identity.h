@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/base/err.h"
 #include "lib/base/hash.h"
 
 struct format_hint;
@@ -31,6 +32,11 @@ struct hash128 identity_fingerprint(const struct safetensors *set,
  * the most common first; without routed experts, or where all is alike, without the words in
  * brackets.  Padding counts as parameters. */
 void identity_quantization(const struct safetensors *set, char *ret_text, size_t bytes);
+
+/* What config.json and, if there is one, hf_quant_config.json of a directory announce.  No file
+ * announces nothing, nor does a text that is not JSON: whoever needs the config parses it. */
+MUST_USE enum err identity_hint(const char *directory, struct format_hint *ret_hint,
+                                struct err_detail *detail);
 
 /* What the config or the directory's name say and the tensors do not: appends a line for each.
  * hint is the config's announcement. */
