@@ -63,6 +63,7 @@ struct df_shell {
     struct df_actions actions;
     void *memory;
     size_t memory_bytes, sequence_bytes;
+    bool draining; /* answers nobody: workers go on without drafts */
     uint64_t bad_frames, unsent;
     struct metric metrics[DF_METRIC_COUNT];
 };
@@ -115,6 +116,8 @@ static void on_message(void *arg, const struct bus_peer *peer, const struct bus_
                  detail.text);
         return;
     }
+    if (s->draining)
+        return;
     struct df_event event = {.type = DF_MESSAGE, .now_us = loop_now_us(s->loop), .msg = &msg};
     if (s->burst_us == 0) {
         s->burst_us = event.now_us;
@@ -197,6 +200,18 @@ static void on_heartbeat(void *arg, void (*add)(void *add_arg, const char *name,
     add(add_arg, "sequences", text);
 }
 
+/* Sequences are kept; what they miss meanwhile the workers send again. */
+static enum err on_command(void *arg, const struct status_command *c, struct err_detail *detail)
+{
+    struct df_shell *s = arg;
+    CHECK_OBJ(s, DF_SHELL_MAGIC);
+    if (c->has_worker)
+        return err_set(detail, ERR_NOT_FOUND, "worker: the drafter drains as a whole");
+    s->draining = strcmp(c->name, "drain") == 0;
+    status_set_state(s->status, s->draining ? "draining" : "ready");
+    return ERR_OK;
+}
+
 static enum err status_open(struct df_shell *s, const struct df_params *params,
                             struct err_detail *detail)
 {
@@ -217,6 +232,7 @@ static enum err status_open(struct df_shell *s, const struct df_params *params,
         .extra = on_health,
         .refresh = on_refresh,
         .heartbeat = on_heartbeat,
+        .command = on_command,
         .arg = s,
     };
     return status_create(s->loop, &o, &s->status, detail);

@@ -6,7 +6,7 @@
 #include "lib/base/check.h"
 #include "lib/base/log.h"
 #include "lib/net/loop.h"
-#include "lib/net/status.h"
+#include "lib/net/role.h"
 
 #define PARAM(name, type, def, lo, hi, unit, apply, help)                                          \
     PARAM_ROW(struct df_params, name, type, def, lo, hi, unit, apply, help)
@@ -17,8 +17,9 @@ static const struct param df_param_table[] = {
 #undef PARAM
 
 /* What single rows of the table cannot say. */
-static enum err params_check(const struct df_params *p, struct err_detail *ret_faults)
+static enum err params_check(const void *params, struct err_detail *ret_faults)
 {
+    const struct df_params *p = params;
     char text[ERR_DETAIL_BYTES] = "";
     size_t at = 0;
     if (p->model[0] != '\0')
@@ -50,34 +51,26 @@ static void on_stop(void *arg)
 int main(int argc, char **argv)
 {
     static struct df_params params;
+    struct role role = {.name = "drafter",
+                        .table = df_param_table,
+                        .count = ARRAY_COUNT(df_param_table),
+                        .params = &params,
+                        .check = params_check};
     struct err_detail detail;
-    size_t count = ARRAY_COUNT(df_param_table);
-    enum log_level level;
-    log_init("drafter", LOG_INFO);
-    if (params_load(df_param_table, count, &params, argc, argv, &detail) != ERR_OK ||
-        params_check(&params, &detail) != ERR_OK)
-        die("%s", detail.text);
-    if (!log_level_parse(params.log_level, &level))
-        die("log_level: %s: error, warn, info or debug", params.log_level);
-    log_set_level(level);
-    char name[32];
-    snprintf(name, sizeof(name), "drafter-%u", params.id);
-    if (process_begin(name, params.run_dir, params.state_dir, &detail) != ERR_OK)
-        die("%s", detail.text);
-    params_log(df_param_table, count, &params);
+    role_load(&role, argc, argv);
+    role_begin(&role);
 
     struct loop *l = loop_create();
     struct df_shell *shell = NULL;
     loop_on_stop_signal(l, on_stop, l);
-    if (df_shell_create(l, &params, &shell, &detail) != ERR_OK) {
-        process_end(name, params.run_dir);
-        die("%s", detail.text);
-    }
+    enum err e = df_shell_create(l, &params, &shell, &detail);
+    if (e != ERR_OK)
+        role_refuse(&role, e, &detail);
     log_info(DRAFTER, "ready", "run_dir=%s", params.run_dir);
     loop_run(l);
     log_info(DRAFTER, "stopping", "");
     df_shell_destroy(&shell);
     loop_destroy(&l);
-    process_end(name, params.run_dir);
+    role_end(&role);
     return 0;
 }

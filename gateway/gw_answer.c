@@ -196,9 +196,7 @@ void gw_answer_fini(struct gw_answer *a)
 /* echo: the prompt stands at the front of the text. */
 static void echo_prompt(struct gw_answer *a, struct gw_choice *c)
 {
-    if (a->request->logprobs)
-        for (uint32_t i = 0; i < c->prompt->count; i++)
-            gw_openai_note_logprob(a, c, NULL, 0, c->prompt->ids[i]);
+    CHECK(!a->request->logprobs); /* refused together: offsets would be wrong */
     add_text(c, false, c->prompt->text, c->prompt->bytes);
     if (a->request->stream)
         flush_delta(a, c);
@@ -351,6 +349,13 @@ static void end_choice(struct gw_answer *a, struct gw_choice *c, bool length)
     a->failed |= overflowed(c);
 }
 
+/* What the engine makes of the asked policy. */
+static void note_spec(struct gw_answer *a, const char *spec)
+{
+    if (spec && spec[0] && strcmp(spec, a->receipt.spec) != 0)
+        snprintf(a->receipt.spec, sizeof(a->receipt.spec), "%s", spec);
+}
+
 bool gw_answer_tokens(struct gw_answer *a, uint32_t choice, const struct msg_tokens *t,
                       uint32_t skip, uint64_t now_us)
 {
@@ -362,6 +367,12 @@ bool gw_answer_tokens(struct gw_answer *a, uint32_t choice, const struct msg_tok
     if (c->first_us == 0)
         c->first_us = now_us;
     c->last_us = now_us;
+    if (t->has_receipt) {
+        c->running = t->receipt;
+        c->running.spec = c->running.config_hash = NULL; /* not ours to keep */
+        c->has_running = true;
+        note_spec(a, t->receipt.spec);
+    }
     for (uint32_t i = skip; i < t->count && !c->muted && !a->failed; i++)
         one_token(a, c, t, i);
     if (a->request->stream)
@@ -393,11 +404,12 @@ static void add_receipt(struct gw_answer *a, struct gw_choice *c, const struct m
         r->decode_us = m->decode_us;
     if (m->concurrency > r->concurrency)
         r->concurrency = m->concurrency;
-    if (m->spec && m->spec[0])
-        snprintf(r->spec, sizeof(r->spec), "%s", m->spec);
+    note_spec(a, m->spec);
     if (m->config_hash && m->config_hash[0])
         snprintf(r->config_hash, sizeof(r->config_hash), "%s", m->config_hash);
-    hex_encode(m->model_fp.bytes, sizeof(m->model_fp.bytes), r->model_fp);
+    static const struct hash128 none;
+    if (memcmp(&m->model_fp, &none, sizeof(none)) != 0)
+        hex_encode(m->model_fp.bytes, sizeof(m->model_fp.bytes), r->model_fp);
 }
 
 void gw_answer_finish(struct gw_answer *a, uint32_t choice, uint32_t finish,
@@ -434,27 +446,37 @@ uint32_t gw_answer_prompt_tokens(const struct gw_answer *a)
     return count;
 }
 
-/* A choice that was cut has no receipt of the engine: its times as seen from here. */
-static void complete_receipt(struct gw_answer *a)
+/* No word of the engine at all: the times as seen from here. */
+static void seen_times(struct gw_answer *a, const struct gw_choice *c)
 {
+    uint64_t prefill = c->first_us - a->accepted_us, decode = c->last_us - c->first_us;
+    if (prefill > a->receipt.prefill_us)
+        a->receipt.prefill_us = prefill;
+    if (decode > a->receipt.decode_us)
+        a->receipt.decode_us = decode;
+}
+
+void gw_answer_settle(struct gw_answer *a)
+{
+    CHECK_OBJ(a, ANSWER_MAGIC);
+    CHECK(gw_answer_over(a));
     for (uint32_t i = 0; i < a->request->choice_count; i++) {
-        const struct gw_choice *c = &a->choices[i];
-        if (c->has_receipt || c->first_us == 0)
+        struct gw_choice *c = &a->choices[i];
+        if (c->has_receipt)
             continue;
-        uint64_t prefill = c->first_us - a->accepted_us, decode = c->last_us - c->first_us;
-        if (prefill > a->receipt.prefill_us)
-            a->receipt.prefill_us = prefill;
-        if (decode > a->receipt.decode_us)
-            a->receipt.decode_us = decode;
+        if (c->has_running)
+            add_receipt(a, c, &c->running);
+        else if (c->first_us != 0)
+            seen_times(a, c);
+        c->has_receipt = true;
     }
 }
 
 void gw_answer_usage_event(struct gw_answer *a)
 {
     CHECK_OBJ(a, ANSWER_MAGIC);
-    if (!a->request->include_usage && !a->request->continuous_usage)
+    if (!a->request->include_usage)
         return;
-    complete_receipt(a);
     gw_openai_usage_chunk(a, &a->options.scratch[SCRATCH_JSON]);
     send_json(a);
 }
@@ -463,6 +485,5 @@ void gw_answer_write(struct gw_answer *a, struct str *out)
 {
     CHECK_OBJ(a, ANSWER_MAGIC);
     CHECK(gw_answer_over(a));
-    complete_receipt(a);
     gw_openai_object(a, out);
 }

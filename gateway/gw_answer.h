@@ -41,6 +41,7 @@ struct gw_choice {
     uint32_t output_tokens, reasoning_tokens;
     uint32_t call_count;
     bool begun;                               /* role chunk or echo is out */
+    bool prompt_told;                         /* ... and the prompt's ids, in a stream */
     bool muted;                               /* complete: what still comes is not part of it */
     bool over;                                /* finish reason is known and out */
     const char *finish_reason;                /* constant */
@@ -49,7 +50,10 @@ struct gw_choice {
     struct str lp_tokens, lp_top, lp_offsets; /* text completions' parallel lists */
     uint32_t text_offset;
     uint64_t first_us, last_us; /* of its tokens */
-    bool has_receipt;
+    bool has_receipt;           /* the engine's last word: it is in the answer's sums */
+    bool has_running;
+    struct msg_receipt running; /* counts so far, of the newest message with tokens; no texts */
+    uint32_t told_steps, told_drafted, told_accepted; /* of them are in the metrics */
 };
 
 struct gw_answer_options {
@@ -99,9 +103,12 @@ bool gw_answer_over(const struct gw_answer *a);
 uint32_t gw_answer_output_tokens(const struct gw_answer *a);
 uint32_t gw_answer_prompt_tokens(const struct gw_answer *a);
 
-/* The usage chunk of a stream, if it was asked for. */
+/* All choices are over: the receipt is final.  A choice that was cut has the counts that came with
+ * its last tokens. */
+void gw_answer_settle(struct gw_answer *a);
+/* The usage chunk of a stream, if it was asked for; settled. */
 void gw_answer_usage_event(struct gw_answer *a);
-/* The whole answer as JSON. */
+/* The whole answer as JSON; settled. */
 void gw_answer_write(struct gw_answer *a, struct str *out);
 
 #endif

@@ -6,7 +6,9 @@
 #include <string.h>
 
 #include "lib/base/check.h"
+#include "lib/base/hash.h"
 #include "lib/base/json.h"
+#include "lib/base/rng.h"
 #include "lib/base/str.h"
 
 #define REQUEST_CHUNK_BYTES (8u << 10)
@@ -156,4 +158,12 @@ bool gw_request_id_valid(const char *text, size_t bytes)
         if (text[i] <= ' ' || text[i] > '~')
             return false;
     return true;
+}
+
+void gw_request_id_make(char *ret_id)
+{
+    uint8_t bytes[16];
+    STATIC_CHECK(2 * sizeof(bytes) <= GW_REQUEST_ID_BYTES);
+    rng_system(bytes, sizeof(bytes));
+    hex_encode(bytes, sizeof(bytes), ret_id);
 }

@@ -18,14 +18,15 @@
 struct json;
 struct str;
 
-#define GW_REQUEST_MAGIC    0x67775271u
-#define GW_CHOICES_MAX      128u /* prompts x n */
-#define GW_N_MAX            16u
-#define GW_STOPS_MAX        16u
-#define GW_STOP_BYTES_MAX   1024u
-#define GW_REQUEST_ID_BYTES 128u
-#define GW_TAIL_BYTES       16u
-#define GW_IGNORED_BYTES    160u
+#define GW_REQUEST_MAGIC     0x67775271u
+#define GW_CHOICES_MAX       128u /* prompts x n */
+#define GW_N_MAX             128u
+#define GW_STOPS_MAX         16u
+#define GW_STOP_BYTES_MAX    1024u
+#define GW_REQUEST_ID_BYTES  128u
+#define GW_SESSION_BYTES_MAX (MSG_TEXT_MAX - 1u)
+#define GW_TAIL_BYTES        16u
+#define GW_IGNORED_BYTES     160u
 
 enum gw_endpoint { GW_CHAT, GW_COMPLETION, GW_TOKENIZE, GW_DETOKENIZE };
 
@@ -61,6 +62,7 @@ struct gw_request {
     uint32_t n;
     uint32_t choice_count; /* prompt_count * n */
     uint32_t max_tokens;   /* 0 = what is left of the window */
+    bool echo_only;        /* ... and nothing else: no token is asked for */
     uint32_t min_tokens;
 
     /* how the answer is cut and shaped */
@@ -101,5 +103,7 @@ void gw_refusal_headers(const struct gw_refusal *r, char *ret_text, size_t bytes
 
 /* Visible ASCII, 1..GW_REQUEST_ID_BYTES bytes: fit to be echoed in a header. */
 bool gw_request_id_valid(const char *text, size_t bytes);
+/* A random one; ret_id has GW_REQUEST_ID_BYTES + 1 bytes. */
+void gw_request_id_make(char *ret_id);
 
 #endif

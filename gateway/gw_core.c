@@ -137,6 +137,7 @@ static void submit_again(struct gw_core *c, uint32_t leg)
     l->progress_us = c->now_us;
     c->stats.resubmits++;
     act_leg(c, GW_ACTION_SUBMIT, leg);
+    c->actions->items[c->actions->count - 1].again = true;
 }
 
 /* ---- output ids ---- */

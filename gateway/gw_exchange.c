@@ -44,20 +44,13 @@ static void exchange_free(struct gw_exchange *x)
 
 /* ---- from the request to the engine ---- */
 
-static void fill_client(const struct gw_http_request *http, struct gw_job *job)
+static void fill_client(struct gw_http_request *http, struct gw_job *job)
 {
     const char *session = gw_http_field(http, "x-session-id");
-    const char *id = gw_http_field(http, "x-request-id");
     job->session_id[0] = '\0';
-    if (session && strlen(session) < sizeof(job->session_id))
+    if (session) /* its length was checked with the head */
         snprintf(job->session_id, sizeof(job->session_id), "%s", session);
-    if (id && gw_request_id_valid(id, strlen(id))) {
-        snprintf(job->request_id, sizeof(job->request_id), "%s", id);
-    } else {
-        uint8_t bytes[16];
-        rng_system(bytes, sizeof(bytes));
-        hex_encode(bytes, sizeof(bytes), job->request_id);
-    }
+    snprintf(job->request_id, sizeof(job->request_id), "%s", gw_http_request_id(http));
     /* The key itself never leaves this process. */
     const char *key = gw_http_field(http, "authorization");
     job->client_id[0] = '\0';
@@ -102,11 +95,11 @@ void gw_exchange_start(struct gw_shell *s, struct gw_http_request *http, enum gw
 static void exchange_refuse(struct gw_exchange *x, const struct gw_refusal *refusal)
 {
     struct gw_http_request *http = x->http;
-    char headers[GW_REQUEST_ID_BYTES + 32];
-    snprintf(headers, sizeof(headers), "x-request-id: %s\r\n", x->job.request_id);
     if (http) {
         gw_http_set_user(http, NULL);
-        gw_shell_refuse(x->shell, http, refusal, headers);
+        if (x->job.request.id[0]) /* the body may have named it */
+            gw_http_set_request_id(http, x->job.request.id);
+        gw_shell_refuse(x->shell, http, refusal, NULL);
     }
     exchange_free(x);
 }
@@ -164,8 +157,11 @@ static void submit(struct gw_exchange *x)
         rng_system(&legs[i].id, sizeof(legs[i].id));
         legs[i].output_max = output_max(x, i);
     }
+    gw_http_set_request_id(x->http, r->id); /* the body may name another */
     x->state = EXCHANGE_ENGINE;
     x->submitted_us = gw_shell_now(s);
+    if (s->params->request_ms > 0)
+        r->base.limits.deadline_unix_us = clock_unix_us() + s->params->request_ms * 1000ull;
     gw_metric_add(s, GW_M_unknown_fields, r->unknown_fields);
     gw_metric_observe(s, GW_M_params_n, r->n);
     if (r->max_tokens)
@@ -175,6 +171,26 @@ static void submit(struct gw_exchange *x)
     e.u.open.leg_count = r->choice_count;
     e.u.open.legs = legs;
     gw_shell_step(s, &e);
+}
+
+static void on_accepted(struct gw_exchange *x, uint32_t concurrency);
+
+/* The prompt is the answer: nothing for the engine to do. */
+static void answer_echo(struct gw_exchange *x)
+{
+    struct gw_shell *s = x->shell;
+    if (!open_answer(x)) {
+        struct gw_refusal refusal;
+        gw_refuse_err(&refusal, ERR_NOMEM, 1000, NULL);
+        exchange_refuse(x, &refusal);
+        return;
+    }
+    gw_http_set_request_id(x->http, x->job.request.id);
+    x->state = EXCHANGE_ENGINE;
+    on_accepted(x, s->router.running + 1);
+    for (uint32_t i = 0; i < x->job.request.choice_count; i++)
+        gw_answer_finish(&x->answer, i, MSG_FINISH_LENGTH, NULL, gw_shell_now(s));
+    gw_exchange_complete(x);
 }
 
 void gw_exchange_text_done(void *arg, struct gw_job *job)
@@ -200,8 +216,10 @@ void gw_exchange_text_done(void *arg, struct gw_job *job)
         exchange_free(x);
     } else if (s->draining) {
         struct gw_refusal refusal;
-        gw_refuse_err(&refusal, ERR_DRAINING, 1000, "the gateway is shutting down");
+        gw_refuse_err(&refusal, ERR_DRAINING, 1000, "the gateway is draining");
         exchange_refuse(x, &refusal);
+    } else if (job->request.echo_only) {
+        answer_echo(x);
     } else {
         submit(x);
     }
@@ -245,7 +263,6 @@ static void answer_headers(const struct gw_exchange *x, char *out, size_t max)
     size_t at = 0;
     out[0] = '\0';
     snprintf(concurrency, sizeof(concurrency), "%u", known->concurrency);
-    at = header_add(out, at, max, "x-request-id", r->id);
     at = header_add(out, at, max, "x-tandem-effort", r->base.effort);
     at = header_add(out, at, max, "x-tandem-concurrency", concurrency);
     at = header_add(out, at, max, "x-tandem-spec", known->spec);
@@ -260,7 +277,8 @@ static void on_accepted(struct gw_exchange *x, uint32_t concurrency)
     struct gw_receipt known;
     uint64_t now_us = gw_shell_now(s);
     known_receipt(x, concurrency, &known);
-    gw_metric_add(s, GW_M_prompt_tokens, gw_answer_prompt_tokens(&x->answer));
+    if (!x->job.request.echo_only)
+        gw_metric_add(s, GW_M_prompt_tokens, gw_answer_prompt_tokens(&x->answer));
     if (x->job.request.stream) {
         char headers[1536];
         x->answer.receipt = known;
@@ -312,10 +330,6 @@ static void count_finish(struct gw_exchange *x)
     gw_metric_add(s, GW_M_source_cache, r->cached_tokens);
     gw_metric_add(s, GW_M_source_compute, prompt - r->cached_tokens);
     gw_metric_observe(s, GW_M_request_computed, prompt - r->cached_tokens);
-    if (r->drafted)
-        gw_metric_add(s, GW_M_spec_drafts, r->steps);
-    gw_metric_add(s, GW_M_spec_draft_tokens, r->drafted);
-    gw_metric_add(s, GW_M_spec_accepted, r->accepted);
 }
 
 /* The answer cannot go on: as an HTTP error, or as an event of the stream that has begun. */
@@ -356,6 +370,14 @@ static void engine_failed(struct gw_exchange *x, enum err code, uint32_t retry_a
                           x->shell->router.context_max ? x->shell->router.context_max
                                                        : x->job.window,
                           longest, false);
+    } else if (code == ERR_TOO_LARGE) {
+        /* Even an idle cluster cannot take it, so nobody is told to come back. */
+        bool several = r->choice_count > r->prompt_count;
+        gw_refuse_invalid(&refusal, several ? "invalid_value" : "context_length_exceeded",
+                          several                  ? "n"
+                          : r->endpoint == GW_CHAT ? "messages"
+                                                   : "prompt",
+                          "%s", text && text[0] ? text : err_text(code));
     } else {
         gw_refuse_err(&refusal, code, retry_after_ms, text);
     }
@@ -388,6 +410,30 @@ static void note_times(struct gw_exchange *x, const struct gw_choice *c, uint64_
     x->last_us = now_us;
 }
 
+static uint32_t newer(uint32_t now, uint32_t *told)
+{
+    uint32_t more = now > *told ? now - *told : 0;
+    *told += more;
+    return more;
+}
+
+/* Verify steps since the last message.  Of a single step it is known which of its drafts were
+ * right: the first ones. */
+static void note_drafts(struct gw_shell *s, struct gw_choice *c, const struct msg_receipt *r)
+{
+    uint32_t steps = newer(r->steps, &c->told_steps);
+    uint32_t drafted = newer(r->drafted, &c->told_drafted);
+    uint32_t accepted = newer(r->accepted, &c->told_accepted);
+    if (drafted == 0)
+        return;
+    gw_metric_add(s, GW_M_spec_drafts, steps);
+    gw_metric_add(s, GW_M_spec_draft_tokens, drafted);
+    gw_metric_add(s, GW_M_spec_accepted, accepted);
+    STATIC_CHECK(GW_M_accepted_at_6 == GW_M_accepted_at_0 + 6);
+    for (uint32_t i = 0; steps == 1 && i < accepted && i < 7; i++)
+        gw_metric_add(s, GW_M_accepted_at_0 + i, 1);
+}
+
 static void on_tokens(struct gw_exchange *x, const struct gw_action *a, const struct gw_event *e)
 {
     struct gw_shell *s = x->shell;
@@ -398,6 +444,8 @@ static void on_tokens(struct gw_exchange *x, const struct gw_action *a, const st
         return;
     bool cut = gw_answer_tokens(&x->answer, a->choice, t, a->skip, now_us);
     note_times(x, c, before_us, t->count - a->skip);
+    if (t->has_receipt)
+        note_drafts(s, c, &t->receipt);
     if (x->answer.failed) {
         answer_failed(x);
         return;
@@ -418,6 +466,8 @@ static void on_finish(struct gw_exchange *x, const struct gw_action *a)
     if (x->gone_pending)
         return;
     bool was_over = gw_answer_over(&x->answer);
+    if (a->receipt)
+        note_drafts(s, &x->answer.choices[a->choice], a->receipt);
     gw_answer_finish(&x->answer, a->choice, a->finish, a->receipt, gw_shell_now(s));
     if (x->answer.failed)
         answer_failed(x);
@@ -433,6 +483,7 @@ void gw_exchange_complete(struct gw_exchange *x)
     struct gw_shell *s = x->shell;
     struct gw_http_request *http = x->http;
     CHECK(x->state == EXCHANGE_ENGINE && http != NULL && gw_answer_over(&x->answer));
+    gw_answer_settle(&x->answer);
     if (x->streaming) {
         gw_answer_usage_event(&x->answer);
     } else {
@@ -446,7 +497,8 @@ void gw_exchange_complete(struct gw_exchange *x)
         exchange_fail(x, &refusal);
         return;
     }
-    count_finish(x);
+    if (!x->job.request.echo_only)
+        count_finish(x);
     gw_http_set_user(http, NULL);
     if (x->streaming) {
         gw_sse_done(&x->sse);

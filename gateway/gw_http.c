@@ -5,6 +5,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -178,6 +179,7 @@ static void conn_next(struct gw_http_request *c)
     conn_pause_reading(c, false);
     gw_head_reset(&c->head);
     c->user = NULL;
+    c->request_id[0] = '\0';
     c->open = c->answered = c->streaming = c->stream_chunked = false;
     c->body_done = c->body_drop = c->continue_sent = false;
     c->body_seen = 0;
@@ -481,6 +483,25 @@ static bool conn_open_events(struct gw_http_request *c, int fd)
     return true;
 }
 
+/* Nothing is read of it, so the id of the request is not known. */
+static void refuse_full(struct gw_http *h, int fd)
+{
+    static const char body[] = "{\"error\":{\"message\":\"too many connections\","
+                               "\"type\":\"server_error\",\"param\":null,\"code\":null}}";
+    char id[GW_REQUEST_ID_BYTES + 1], full[512], scrap[4096];
+    gw_request_id_make(id);
+    int n = snprintf(full, sizeof(full),
+                     "HTTP/1.1 503 Service Unavailable\r\nServer: %s\r\nDate: %s\r\n"
+                     "Content-Type: application/json\r\nContent-Length: %zu\r\nRetry-After: 1\r\n"
+                     "x-request-id: %s\r\nConnection: close\r\n\r\n%s",
+                     h->options.server, h->date, sizeof(body) - 1, id, body);
+    CHECK(n > 0 && (size_t)n < sizeof(full));
+    h->stats.refused_full++;
+    (void)!recv(fd, scrap, sizeof(scrap), MSG_DONTWAIT);
+    (void)!send(fd, full, (size_t)n, MSG_DONTWAIT | MSG_NOSIGNAL);
+    close(fd);
+}
+
 bool gw_http_adopt(struct gw_http *h, int fd)
 {
     CHECK_OBJ(h, GW_HTTP_MAGIC);
@@ -489,16 +510,7 @@ bool gw_http_adopt(struct gw_http *h, int fd)
     int one = 1;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     if (h->free_count == 0) {
-        static const char full[] = "HTTP/1.1 503 Service Unavailable\r\n"
-                                   "Content-Type: application/json\r\nContent-Length: 91\r\n"
-                                   "Retry-After: 1\r\nConnection: close\r\n\r\n"
-                                   "{\"error\":{\"message\":\"too many connections\","
-                                   "\"type\":\"server_error\",\"param\":null,\"code\":null}}";
-        char scrap[4096];
-        h->stats.refused_full++;
-        (void)!recv(fd, scrap, sizeof(scrap), MSG_DONTWAIT);
-        (void)!send(fd, full, sizeof(full) - 1, MSG_DONTWAIT | MSG_NOSIGNAL);
-        close(fd);
+        refuse_full(h, fd);
         return false;
     }
     struct gw_http_request *c = h->free_list[--h->free_count];
@@ -698,7 +710,8 @@ enum err gw_http_listen(struct gw_http *h, const char *address, struct err_detai
     int error = errno;
     freeaddrinfo(found);
     if (!h->listener)
-        return err_set(detail, ERR_IO, "listen: %s: %s", address, strerror(error));
+        return err_set(detail, error == EADDRINUSE ? ERR_BUSY : ERR_IO, "listen: %s: %s", address,
+                       strerror(error));
     evconnlistener_set_error_cb(h->listener, on_accept_error);
     struct sockaddr_storage bound;
     socklen_t bytes = sizeof(bound);
@@ -750,6 +763,30 @@ const char *gw_http_field(const struct gw_http_request *r, const char *name)
 {
     CHECK_OBJ(r, GW_HTTP_CONN_MAGIC);
     return gw_head_value(&r->head, name);
+}
+
+const char *gw_http_request_id(struct gw_http_request *r)
+{
+    CHECK_OBJ(r, GW_HTTP_CONN_MAGIC);
+    if (r->request_id[0])
+        return r->request_id;
+    size_t bytes = 0;
+    const char *given = gw_head_seen(&r->head, "x-request-id", &bytes);
+    if (given && gw_request_id_valid(given, bytes)) {
+        memcpy(r->request_id, given, bytes);
+        r->request_id[bytes] = '\0';
+    } else {
+        gw_request_id_make(r->request_id);
+    }
+    return r->request_id;
+}
+
+void gw_http_set_request_id(struct gw_http_request *r, const char *id)
+{
+    CHECK_OBJ(r, GW_HTTP_CONN_MAGIC);
+    size_t bytes = strlen(id);
+    CHECK(gw_request_id_valid(id, bytes) && !r->streaming && !r->answered);
+    memcpy(r->request_id, id, bytes + 1);
 }
 
 void gw_http_set_user(struct gw_http_request *r, void *user)

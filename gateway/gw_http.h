@@ -94,7 +94,10 @@ const char *gw_http_method(const struct gw_http_request *r);
 const char *gw_http_path(const struct gw_http_request *r);
 const char *gw_http_query(const struct gw_http_request *r);
 const char *gw_http_field(const struct gw_http_request *r, const char *name); /* NULL if absent */
-void gw_http_set_user(struct gw_http_request *r, void *user); /* NULL at the start */
+/* What every answer says in x-request-id: the client's, if it sent a usable one, else made. */
+const char *gw_http_request_id(struct gw_http_request *r);
+void gw_http_set_request_id(struct gw_http_request *r, const char *id); /* a valid one */
+void gw_http_set_user(struct gw_http_request *r, void *user);           /* NULL at the start */
 void *gw_http_user(const struct gw_http_request *r);
 
 /* Moves the body out; it counts against bodies_bytes_max until it is given back. */

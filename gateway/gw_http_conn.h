@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "gateway/gw_api.h"
 #include "gateway/gw_http.h"
 #include "gateway/gw_http_chunk.h"
 #include "gateway/gw_http_head.h"
@@ -49,6 +50,7 @@ struct gw_http_request { /* one connection; a request is its current exchange */
     struct gw_trailer trailer;
     struct gw_http_chunk chunk;
     void *user;
+    char request_id[GW_REQUEST_ID_BYTES + 1]; /* "" = not looked for yet */
 
     bool open;     /* the handler has it and has not finished the answer */
     bool answered; /* answer complete */

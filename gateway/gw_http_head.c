@@ -324,6 +324,34 @@ const char *gw_head_value(const struct gw_head *h, const char *name)
     return NULL;
 }
 
+const char *gw_head_seen(const struct gw_head *h, const char *name, size_t *ret_bytes)
+{
+    CHECK_OBJ(h, GW_HEAD_MAGIC);
+    size_t name_bytes = strlen(name);
+    const char *end = h->text + h->bytes;
+    for (const char *line = h->text, *next; line != NULL && line < end; line = next) {
+        const char *lf = memchr(line, '\n', (size_t)(end - line));
+        if (lf == NULL)
+            break; /* not all of it is here */
+        next = lf + 1;
+        /* A parsed line has its colon and the end of its value cut by NUL. */
+        if ((size_t)(lf - line) <= name_bytes || strncasecmp(line, name, name_bytes) != 0 ||
+            (line[name_bytes] != ':' && line[name_bytes] != '\0'))
+            continue;
+        const char *value = line + name_bytes + 1;
+        while (value < lf && (*value == ' ' || *value == '\t'))
+            value++;
+        const char *stop = value;
+        while (stop < lf && *stop != '\0' && *stop != '\r')
+            stop++;
+        while (stop > value && (stop[-1] == ' ' || stop[-1] == '\t'))
+            stop--;
+        *ret_bytes = (size_t)(stop - value);
+        return value;
+    }
+    return NULL;
+}
+
 void gw_trailer_init(struct gw_trailer *t)
 {
     memset(t, 0, sizeof(*t));

@@ -64,6 +64,9 @@ enum gw_head_state gw_head_feed(struct gw_head *h, const char *bytes, size_t cou
 
 /* Value of a field by lower-case name, NUL-terminated; NULL if absent; the first if repeated. */
 const char *gw_head_value(const struct gw_head *h, const char *name);
+/* The same of a head in any state: of the lines that are there, well formed or not.  Not
+ * terminated; NULL if there is none. */
+const char *gw_head_seen(const struct gw_head *h, const char *name, size_t *ret_bytes);
 
 /* Trailer fields of a chunked body: same line rules, content thrown away. */
 struct gw_trailer {

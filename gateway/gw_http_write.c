@@ -134,6 +134,8 @@ static void send_head(struct gw_http_request *c, int status, const char *content
     if (h->options.cors_origin[0])
         n += snprintf(text + n, sizeof(text) - (size_t)n, "Access-Control-Allow-Origin: %s\r\n",
                       h->options.cors_origin);
+    n +=
+        snprintf(text + n, sizeof(text) - (size_t)n, "x-request-id: %s\r\n", gw_http_request_id(c));
     if (c->last)
         n += snprintf(text + n, sizeof(text) - (size_t)n, "Connection: close\r\n");
     else if (c->head.minor == 0)

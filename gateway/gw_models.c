@@ -154,7 +154,7 @@ bool gw_shell_ready(struct gw_shell *s, const char **ret_reason)
     const struct gw_router *r = &s->router;
     uint64_t silent_us = s->params->router_silence_ms * 1000ull;
     if (s->draining)
-        *ret_reason = "the gateway is shutting down";
+        *ret_reason = "the gateway is draining";
     else if (!r->known)
         *ret_reason = "the router has not been seen yet";
     else if (gw_shell_now(s) - r->seen_us > silent_us)

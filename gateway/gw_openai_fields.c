@@ -120,6 +120,11 @@ static bool f_kwargs(struct gw_reader *rd, const struct json *v)
 {
     if (!json_is(v, JSON_OBJECT))
         return gw_reader_bad(rd, "must be an object");
+    const struct json *effort = json_get(v, "reasoning_effort");
+    if (effort && !json_is(effort, JSON_NULL) && !json_is(effort, JSON_STRING)) {
+        rd->field = "chat_template_kwargs.reasoning_effort";
+        return gw_reader_bad(rd, "must be a string");
+    }
     rd->kwargs = v;
     return true;
 }
@@ -145,14 +150,32 @@ static bool f_model(struct gw_reader *rd, const struct json *v)
     return false;
 }
 
+/* Whatever is beyond the window is cut to it later, however large. */
+static bool read_token_limit(struct gw_reader *rd, const struct json *v, uint32_t min,
+                             uint32_t *ret)
+{
+    double d = 0;
+    if (!json_f64(v, &d) || d != floor(d))
+        return gw_reader_bad(rd, "must be an integer");
+    if (d < min || d > 9007199254740992.0)
+        return gw_reader_bad(rd, "must be at least %u", min);
+    *ret = d < MSG_IDS_MAX ? (uint32_t)d : MSG_IDS_MAX;
+    return true;
+}
+
 static bool f_max_tokens(struct gw_reader *rd, const struct json *v)
 {
-    return gw_read_u32(rd, v, 1, MSG_IDS_MAX, &rd->max_tokens);
+    double d = 1;
+    if (rd->in->endpoint == GW_COMPLETION && json_f64(v, &d) && d == 0) {
+        rd->no_tokens = true; /* nothing but the prompt: with echo only, see check_together */
+        return true;
+    }
+    return read_token_limit(rd, v, 1, &rd->max_tokens);
 }
 
 static bool f_max_completion_tokens(struct gw_reader *rd, const struct json *v)
 {
-    return gw_read_u32(rd, v, 1, MSG_IDS_MAX, &rd->max_completion_tokens);
+    return read_token_limit(rd, v, 1, &rd->max_completion_tokens);
 }
 
 static bool f_min_tokens(struct gw_reader *rd, const struct json *v)
@@ -162,7 +185,7 @@ static bool f_min_tokens(struct gw_reader *rd, const struct json *v)
 
 static bool f_temperature(struct gw_reader *rd, const struct json *v)
 {
-    return gw_read_f64(rd, v, 0, 100, &rd->r->base.sampling.temperature);
+    return gw_read_f64(rd, v, 0, 2, &rd->r->base.sampling.temperature);
 }
 
 static bool f_top_p(struct gw_reader *rd, const struct json *v)
@@ -420,7 +443,7 @@ static bool f_priority(struct gw_reader *rd, const struct json *v)
 
 static bool f_session(struct gw_reader *rd, const struct json *v)
 {
-    return gw_read_text(rd, v, 1, MSG_TEXT_MAX - 1, &rd->session_id);
+    return gw_read_text(rd, v, 1, GW_SESSION_BYTES_MAX, &rd->session_id);
 }
 
 static bool f_cache_key(struct gw_reader *rd, const struct json *v)
@@ -485,8 +508,30 @@ static bool f_token_strings(struct gw_reader *rd, const struct json *v)
 
 /* ---- fields without effect, and fields that cannot be done ---- */
 
-static bool f_none(struct gw_reader *rd, const struct json *v)
+/* Without effect, but of the right type. */
+static bool f_no_bool(struct gw_reader *rd, const struct json *v)
 {
+    bool unused;
+    return gw_read_bool(rd, v, &unused);
+}
+
+static bool f_no_text(struct gw_reader *rd, const struct json *v)
+{
+    return json_is(v, JSON_STRING) || gw_reader_bad(rd, "must be a string");
+}
+
+static bool f_no_object(struct gw_reader *rd, const struct json *v)
+{
+    return json_is(v, JSON_OBJECT) || gw_reader_bad(rd, "must be an object");
+}
+
+static bool f_no_list(struct gw_reader *rd, const struct json *v)
+{
+    if (!json_is(v, JSON_ARRAY))
+        return gw_reader_bad(rd, "must be a list of strings");
+    for (const struct json *item = v->child; item; item = item->next)
+        if (!json_is(item, JSON_STRING))
+            return gw_reader_bad(rd, "must be a list of strings");
     return true;
 }
 
@@ -509,7 +554,8 @@ static bool f_template(struct gw_reader *rd, const struct json *v)
     return gw_reader_unsupported(rd, "templates of a client are refused");
 }
 
-static bool f_prompt_logprobs(struct gw_reader *rd, const struct json *v)
+/* Any value asks for something, 0 and [] too. */
+static bool f_never(struct gw_reader *rd, const struct json *v)
 {
     return gw_reader_unsupported(rd, "is not supported by this server");
 }
@@ -573,27 +619,27 @@ static const struct field fields[] = {
     {"add_generation_prompt", C | K, f_generation_prompt},
     {"return_token_strs", K, f_token_strings},
     /* without effect */
-    {"metadata", C | T, f_none},
-    {"store", C | T, f_none},
-    {"service_tier", C | T, f_none},
-    {"prediction", C | T, f_none},
-    {"verbosity", C | T, f_none},
-    {"safety_identifier", C | T, f_none},
-    {"modalities", C | T, f_none},
-    {"audio", C | T, f_none},
-    {"web_search_options", C | T, f_none},
-    {"spaces_between_special_tokens", C | T, f_none},
-    {"add_special_tokens", C | T | K, f_none}, /* this tokenizer adds none */
+    {"metadata", C | T, f_no_object},
+    {"store", C | T, f_no_bool},
+    {"service_tier", C | T, f_no_text},
+    {"prediction", C | T, f_no_object},
+    {"verbosity", C | T, f_no_text},
+    {"safety_identifier", C | T, f_no_text},
+    {"modalities", C | T, f_no_list},
+    {"audio", C | T, f_no_object},
+    {"web_search_options", C | T, f_no_object},
+    {"spaces_between_special_tokens", C | T, f_no_bool},
+    {"add_special_tokens", C | T | K, f_no_bool}, /* this tokenizer adds none */
     /* refused */
     {"suffix", T, f_refused},
     {"functions", C, f_refused},
     {"function_call", C, f_refused},
     {"bad_words", C | T, f_refused},
-    {"allowed_token_ids", C | T, f_refused},
-    {"thinking_token_budget", C | T, f_refused},
+    {"allowed_token_ids", C | T, f_never},
+    {"thinking_token_budget", C | T, f_never},
     {"repetition_detection", C | T, f_refused},
-    {"prompt_logprobs", C | T, f_prompt_logprobs},
-    {"truncate_prompt_tokens", C | T, f_refused},
+    {"prompt_logprobs", C | T, f_never},
+    {"truncate_prompt_tokens", C | T, f_never},
     {"documents", C | T | K, f_refused},
     {"continue_final_message", C | K, f_refused},
     {"chat_template", C | K, f_template},

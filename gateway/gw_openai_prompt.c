@@ -97,6 +97,8 @@ static bool render(struct gw_reader *rd, struct gw_chat_prompt *prompt)
                                             rd->add_generation_prompt};
     const struct gw_chat_options options = {rd->o->effort_default, rd->o->clear_thinking, 0};
     struct gw_chat_error error = {0};
+    if (!gw_reader_check_chat(rd))
+        return false;
     enum err e = gw_chat_render(&rd->o->scratch, &request, &options, prompt, &error);
     if (e == ERR_NOMEM)
         return gw_reader_nomem(rd);

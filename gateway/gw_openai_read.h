@@ -19,13 +19,16 @@ struct gw_reader {
     const struct json *logprobs;
     bool add_generation_prompt, token_strings;
     uint32_t max_tokens, max_completion_tokens, best_of;
-    bool best_of_given, seed_given;
+    bool best_of_given, seed_given, no_tokens;
     const char *session_id, *cache_key, *user;
     uint32_t unknown_fields;
 };
 
 /* gw_openai_fields.c: reads every member of the body by the table of fields. */
 bool gw_reader_fields(struct gw_reader *rd, const struct json *body);
+
+/* gw_openai_check.c: types inside messages and tools */
+bool gw_reader_check_chat(struct gw_reader *rd);
 
 /* gw_openai_prompt.c */
 bool gw_reader_body(struct gw_reader *rd, struct json **ret_body);

@@ -153,11 +153,29 @@ static bool set_session(struct gw_reader *rd)
     return (rd->r->base.session_key && rd->r->base.client_id) || gw_reader_nomem(rd);
 }
 
+/* A prompt's own logprobs would need the logits of all of its rows; no token asked for makes sense
+ * only where the prompt itself is the answer. */
+static bool check_echo(struct gw_reader *rd)
+{
+    struct gw_request *r = rd->r;
+    if (r->endpoint == GW_COMPLETION && r->echo && r->logprobs) {
+        rd->field = "logprobs";
+        return gw_reader_unsupported(rd, "are not supported together with echo");
+    }
+    if (!rd->no_tokens || rd->max_completion_tokens)
+        return true;
+    rd->field = "max_tokens";
+    if (!r->echo || r->min_tokens)
+        return gw_reader_bad(rd, "must be at least 1, or 0 with echo and without min_tokens");
+    r->echo_only = true;
+    return true;
+}
+
 static bool set_limits(struct gw_reader *rd)
 {
     struct gw_request *r = rd->r;
     r->max_tokens = rd->max_completion_tokens ? rd->max_completion_tokens : rd->max_tokens;
-    if (!r->max_tokens && r->endpoint == GW_COMPLETION)
+    if (!r->max_tokens && r->endpoint == GW_COMPLETION && !r->echo_only)
         r->max_tokens = COMPLETION_MAX_DEFAULT;
     if (r->max_tokens && r->min_tokens > r->max_tokens) {
         rd->field = "min_tokens";
@@ -191,7 +209,8 @@ static bool check_together(struct gw_reader *rd)
     r->base.sampling.seed = r->seed;
     r->base.sampling.logprobs = r->logprobs;
     r->base.sampling.top_logprobs = r->logprobs ? r->top_logprobs : 0;
-    return set_session(rd) && set_limits(rd) && check_tool_choice(rd) && keep_tools(rd);
+    return check_echo(rd) && set_session(rd) && set_limits(rd) && check_tool_choice(rd) &&
+           keep_tools(rd);
 }
 
 static bool read_prompts(struct gw_reader *rd)
@@ -285,6 +304,10 @@ static void write_tokens(struct gw_reader *rd, struct str *out)
 
 static bool tokenize(struct gw_reader *rd, struct str *out)
 {
+    if (rd->messages && rd->prompt) {
+        rd->field = "prompt";
+        return gw_reader_bad(rd, "cannot stand beside messages");
+    }
     if (rd->messages) {
         if (!gw_reader_chat_prompt(rd, NULL))
             return false;

@@ -10,8 +10,6 @@
 #include "lib/base/json.h"
 #include "lib/text/tokenizer.h"
 
-#define LOGPROB_UNKNOWN (-9999.0) /* what OpenAI sends for a value it does not have */
-
 static bool is_chat(const struct gw_answer *a)
 {
     return a->request->endpoint == GW_CHAT;
@@ -47,9 +45,16 @@ static void write_token(const struct gw_answer *a, uint32_t id, bool with_bytes,
     str_add_char(out, ']');
 }
 
-static double value_of(const struct msg_tokens *t, uint32_t i)
+/* Tokens that the router sent once more from its store come without: null, never a made-up number.
+ */
+static bool write_value(const struct msg_tokens *t, uint32_t i, struct str *out)
 {
-    return t->logprobs && t->logprob ? t->logprob[i] : LOGPROB_UNKNOWN;
+    bool known = t->logprobs && t->logprob;
+    if (known)
+        json_write_f64(out, t->logprob[i]);
+    else
+        str_add_text(out, "null");
+    return known;
 }
 
 static void note_chat(struct gw_answer *a, struct gw_choice *c, const struct msg_tokens *t,
@@ -59,9 +64,8 @@ static void note_chat(struct gw_answer *a, struct gw_choice *c, const struct msg
     str_add_text(out, out->bytes ? ",{\"token\":" : "{\"token\":");
     write_token(a, id, true, out, NULL);
     str_add_text(out, ",\"logprob\":");
-    json_write_f64(out, value_of(t, i));
+    uint32_t top = write_value(t, i, out) ? t->top_count : 0;
     str_add_text(out, ",\"top_logprobs\":[");
-    uint32_t top = t->logprobs ? t->top_count : 0;
     if (top > a->request->top_logprobs)
         top = a->request->top_logprobs;
     for (uint32_t k = 0; k < top; k++) {
@@ -86,15 +90,12 @@ static void note_plain(struct gw_answer *a, struct gw_choice *c, const struct ms
     c->text_offset += characters;
     str_add_text(&c->logprobs, comma);
     str_add_text(&c->lp_top, comma);
-    if (!t) {
-        str_add_text(&c->logprobs, "null");
+    if (!write_value(t, i, &c->logprobs)) {
         str_add_text(&c->lp_top, "null");
         return;
     }
-    json_write_f64(&c->logprobs, value_of(t, i));
     str_add_char(&c->lp_top, '{');
-    uint32_t top = t->logprobs ? t->top_count : 0;
-    for (uint32_t k = 0; k < top && k < a->request->top_logprobs; k++) {
+    for (uint32_t k = 0; k < t->top_count && k < a->request->top_logprobs; k++) {
         size_t at = (size_t)i * t->top_count + k;
         if (k)
             str_add_char(&c->lp_top, ',');
@@ -234,6 +235,16 @@ void gw_openai_chunk_head(const struct gw_answer *a, struct str *out)
     str_add_text(out, ",\"choices\":[{\"index\":");
 }
 
+static void write_chunk_usage(const struct gw_answer *a, struct str *out)
+{
+    if (a->request->continuous_usage) {
+        str_add_text(out, ",\"usage\":");
+        write_usage(a, false, out);
+    } else if (a->request->include_usage) {
+        str_add_text(out, ",\"usage\":null");
+    }
+}
+
 static void chunk_begin(const struct gw_answer *a, const struct gw_choice *c, struct str *out)
 {
     add_str(out, &a->head);
@@ -245,18 +256,16 @@ static void chunk_end(const struct gw_answer *a, struct gw_choice *c, const char
                       struct str *out)
 {
     write_logprobs(a, c, out);
+    if (!is_chat(a) && a->request->return_token_ids && !c->prompt_told)
+        write_prompt_ids(c->prompt, out);
+    c->prompt_told = true;
     if (c->ids.bytes)
         write_ids(a, c, out);
     if (finish)
         str_add_format(out, ",\"finish_reason\":\"%s\"}]", finish);
     else
         str_add_text(out, ",\"finish_reason\":null}]");
-    if (a->request->continuous_usage) {
-        str_add_text(out, ",\"usage\":");
-        write_usage(a, false, out);
-    } else if (a->request->include_usage) {
-        str_add_text(out, ",\"usage\":null");
-    }
+    write_chunk_usage(a, out);
     str_add_char(out, '}');
     str_clear(&c->logprobs);
     str_clear(&c->ids);
@@ -272,8 +281,7 @@ void gw_openai_role_chunk(const struct gw_answer *a, struct gw_choice *c, struct
                       "\"finish_reason\":null}]");
     if (a->request->return_token_ids)
         write_prompt_ids(c->prompt, out);
-    if (a->request->include_usage && !a->request->continuous_usage)
-        str_add_text(out, ",\"usage\":null");
+    write_chunk_usage(a, out);
     str_add_char(out, '}');
 }
 

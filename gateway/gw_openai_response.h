@@ -32,7 +32,7 @@ void gw_openai_call_begin(const struct gw_answer *a, const struct gw_choice *c, 
                           const char *name, size_t bytes, struct str *out);
 void gw_openai_object(const struct gw_answer *a, struct str *out);
 
-/* Notes of token i of a message in the choice's lists (t NULL: of the prompt, without logprobs). */
+/* Notes of token i of a message in the choice's lists. */
 void gw_openai_note_logprob(struct gw_answer *a, struct gw_choice *c, const struct msg_tokens *t,
                             uint32_t i, uint32_t id);
 

@@ -58,7 +58,8 @@ void gw_metric_observe(struct gw_shell *s, uint32_t metric, double value)
 
 /* ---- to the router ---- */
 
-static enum err send_msg(struct gw_shell *s, const struct msg *m)
+/* A beat is said again soon: it does not queue up for a router that is away. */
+static enum err send_frames(struct gw_shell *s, const struct msg *m, bool beat)
 {
     struct wire_frame frames[WIRE_FRAMES_MAX];
     struct bus_frame out[WIRE_FRAMES_MAX];
@@ -68,14 +69,19 @@ static enum err send_msg(struct gw_shell *s, const struct msg *m)
     if (e == ERR_OK) {
         for (uint32_t i = 0; i < count; i++)
             out[i] = (struct bus_frame){frames[i].bytes, frames[i].count};
-        e = bus_send(s->socket, NULL, out, count);
+        e = beat ? bus_send_beat(s->socket, out, count) : bus_send(s->socket, NULL, out, count);
     }
-    if (e != ERR_OK) {
+    if (e != ERR_OK && !(beat && e == ERR_CLOSED)) {
         gw_metric_add(s, GW_M_unsent, 1);
         log_warn(GATEWAY, "message not sent", "type=%s code=%s", msg_type_name(m->type),
                  err_name(e));
     }
     return e;
+}
+
+static enum err send_msg(struct gw_shell *s, const struct msg *m)
+{
+    return send_frames(s, m, false);
 }
 
 /* Prompt, and what is final of the output, in one array. */
@@ -108,6 +114,11 @@ static void send_submit(struct gw_shell *s, const struct gw_action *a)
     uint32_t max = r->max_tokens && r->max_tokens < room ? r->max_tokens : room;
     m.u.request.limits.output_tokens_max = max;
     m.u.request.limits.output_tokens_min = r->min_tokens < max ? r->min_tokens : max;
+    m.u.request.attempt = a->again;
+    m.u.request.group_index = a->choice;
+    m.u.request.group_count = r->choice_count;
+    for (uint32_t i = 0; i < r->choice_count; i++)
+        m.u.request.group_tokens += r->prompts[i / r->n].count;
     if (send_msg(s, &m) != ERR_OK)
         gw_shell_defer(s, &(struct gw_deferred){.type = DEFER_BUSY, .id = a->id});
 }
@@ -126,7 +137,7 @@ static void announce(struct gw_shell *s)
     m.u.announce.incarnation = s->incarnation;
     m.u.announce.live_count = gw_core_live_ids(s->core, s->live_ids);
     m.u.announce.live_ids = s->live_ids;
-    (void)!send_msg(s, &m);
+    (void)!send_frames(s, &m, true);
 }
 
 /* ---- the core ---- */
@@ -353,6 +364,17 @@ static void on_tick(void *arg)
     gw_status_tick(s->status, now_us);
     if (s->draining)
         check_drained(s, now_us);
+}
+
+void gw_shell_hold(struct gw_shell *s, bool hold, uint64_t deadline_us)
+{
+    CHECK_OBJ(s, GW_SHELL_MAGIC);
+    if (s->drained != NULL)
+        return; /* the process ends already */
+    uint64_t now_us = loop_now_us(s->loop);
+    s->draining = hold;
+    s->idle_since_us = now_us;
+    s->drain_until_us = deadline_us > 0 ? now_us + deadline_us : UINT64_MAX;
 }
 
 void gw_shell_drain(struct gw_shell *s, void (*fn)(void *arg), void *arg)

@@ -167,8 +167,15 @@ void gw_shell_http_head(void *arg, struct gw_http_request *r)
         gw_shell_refuse(s, r, &refusal, NULL);
         return;
     }
+    const char *session = gw_http_field(r, "x-session-id");
+    if (bit == POST && session && strlen(session) > GW_SESSION_BYTES_MAX) {
+        gw_refuse_invalid(&refusal, "invalid_value", "X-Session-Id",
+                          "X-Session-Id: must be at most %u bytes long", GW_SESSION_BYTES_MAX);
+        gw_shell_refuse(s, r, &refusal, NULL);
+        return;
+    }
     if (bit == POST && s->draining) {
-        gw_refuse_err(&refusal, ERR_DRAINING, 1000, "the gateway is shutting down");
+        gw_refuse_err(&refusal, ERR_DRAINING, 1000, "the gateway is draining");
         gw_shell_refuse(s, r, &refusal, NULL);
     }
 }

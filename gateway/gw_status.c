@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "gateway/gw_peers.h"
+#include "gateway/gw_shell.h"
 #include "gateway/gw_shell_state.h"
 
 #include <stdio.h>
@@ -10,32 +12,14 @@
 #include "lib/net/redis.h"
 #include "lib/net/status.h"
 
-#define STATUS_MAGIC    0x67775374u
-#define FETCH_US        2000000u
-#define PEERS_MAX       32u
-#define PEER_LINES_MAX  4096u
-#define PEER_BYTES_MAX  (512u << 10)
-#define SCAN_ROUNDS_MAX 64u
-
-/* The metrics of another process, as it left them in Redis. */
-struct peer {
-    char key[160];
-    char process[40]; /* "worker-0" */
-    bool seen;        /* by the running scan */
-    struct str lines;
-};
+#define STATUS_MAGIC 0x67775374u
 
 struct gw_status {
     uint32_t magic;
     struct gw_shell *shell;
     struct status *status;
+    struct gw_peers *peers;
     char labels[320];
-    char prefix[128]; /* tandem:{cluster}:metrics: */
-    uint64_t fetched_us;
-    bool scanning;
-    uint32_t scan_rounds;
-    uint32_t peer_count;
-    struct peer peers[PEERS_MAX];
 };
 
 /* ---- gauges ---- */
@@ -103,165 +87,17 @@ static void health(void *arg, struct str *out)
                    (unsigned long long)c->closed, c->flows_live);
 }
 
-/* ---- the other processes' metrics ---- */
-
-static int line_compare(const void *a, const void *b)
-{
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-/* name{labels} value with process="..." as the first label; only what looks like a sample. */
-static void add_sample(struct peer *p, struct str *out, const struct redis_value *name,
-                       const struct redis_value *value)
-{
-    if (name->type != REDIS_STRING || value->type != REDIS_STRING || name->bytes == 0 ||
-        name->bytes > 512 || value->bytes == 0 || value->bytes > 40)
-        return;
-    for (size_t i = 0; i < name->bytes; i++)
-        if ((unsigned char)name->text[i] < ' ')
-            return;
-    for (size_t i = 0; i < value->bytes; i++)
-        if (!strchr("0123456789+-.eEInfNa", value->text[i]))
-            return;
-    const char *brace = memchr(name->text, '{', name->bytes);
-    size_t head = brace ? (size_t)(brace - name->text) : name->bytes;
-    str_add(out, name->text, head);
-    str_add_format(out, "{process=\"%s\"", p->process);
-    if (brace && name->bytes > head + 2) {
-        str_add_char(out, ',');
-        str_add(out, brace + 1, name->bytes - head - 1);
-    } else {
-        str_add_char(out, '}');
-    }
-    str_add_char(out, ' ');
-    str_add(out, value->text, value->bytes);
-    str_add_char(out, '\0');
-}
-
-/* Sorted, so that samples of one name stand together whatever order Redis keeps. */
-static void take_lines(struct peer *p, const struct redis_value *value)
-{
-    struct str raw;
-    static const char *lines[PEER_LINES_MAX];
-    uint32_t count = 0;
-    str_init(&raw, PEER_BYTES_MAX);
-    for (size_t i = 0; i + 1 < value->count; i += 2)
-        add_sample(p, &raw, &value->items[i], &value->items[i + 1]);
-    for (size_t at = 0; at < raw.bytes && count < PEER_LINES_MAX && !raw.overflow;) {
-        lines[count++] = raw.text + at;
-        at += strlen(raw.text + at) + 1;
-    }
-    qsort(lines, count, sizeof(*lines), line_compare);
-    str_clear(&p->lines);
-    for (uint32_t i = 0; i < count; i++) {
-        str_add_text(&p->lines, lines[i]);
-        str_add_char(&p->lines, '\n');
-    }
-    str_fini(&raw);
-}
-
-#define ARGUMENTS_MAX 6
-
-static enum err command(struct gw_status *t, redis_fn fn, void *arg, int argc,
-                        const char *const *argv)
-{
-    size_t bytes[ARGUMENTS_MAX];
-    CHECK(argc <= ARGUMENTS_MAX);
-    for (int i = 0; i < argc; i++)
-        bytes[i] = strlen(argv[i]);
-    return redis_command(t->shell->redis, fn, arg, argc, argv, bytes);
-}
-
-static void on_hash(void *arg, enum err e, const struct redis_value *value)
-{
-    struct peer *p = arg;
-    if (e == ERR_OK && value->type == REDIS_ARRAY && p->key[0])
-        take_lines(p, value);
-}
-
-static struct peer *peer_by_key(struct gw_status *t, const char *key, size_t bytes)
-{
-    for (uint32_t i = 0; i < t->peer_count; i++)
-        if (strlen(t->peers[i].key) == bytes && memcmp(t->peers[i].key, key, bytes) == 0)
-            return &t->peers[i];
-    if (t->peer_count == PEERS_MAX || bytes >= sizeof(t->peers[0].key))
-        return NULL;
-    struct peer *p = &t->peers[t->peer_count];
-    const char *process = key + strlen(t->prefix);
-    size_t n = bytes - strlen(t->prefix);
-    if (n == 0 || n >= sizeof(p->process))
-        return NULL;
-    for (size_t i = 0; i < n; i++) {
-        char c = process[i];
-        bool plain = (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == ':' || c == '-';
-        if (!plain)
-            return NULL;
-        p->process[i] = c == ':' ? '-' : c;
-    }
-    p->process[n] = '\0';
-    memcpy(p->key, key, bytes);
-    p->key[bytes] = '\0';
-    t->peer_count++;
-    return p;
-}
-
-static void fetch_peer(struct gw_status *t, const struct redis_value *key)
-{
-    size_t prefix = strlen(t->prefix);
-    char own[32];
-    snprintf(own, sizeof(own), "gateway:%u", t->shell->params->id);
-    if (key->type != REDIS_STRING || key->bytes <= prefix ||
-        memcmp(key->text, t->prefix, prefix) != 0)
-        return;
-    if (key->bytes - prefix == strlen(own) && memcmp(key->text + prefix, own, strlen(own)) == 0)
-        return;
-    struct peer *p = peer_by_key(t, key->text, key->bytes);
-    if (!p)
-        return;
-    p->seen = true;
-    const char *argv[] = {"HGETALL", p->key};
-    (void)!command(t, on_hash, p, 2, argv);
-}
-
-/* A process that left no key has gone: its lines go too. */
-static void scan_over(struct gw_status *t)
-{
-    t->scanning = false;
-    for (uint32_t i = 0; i < t->peer_count; i++)
-        if (!t->peers[i].seen)
-            str_clear(&t->peers[i].lines);
-}
-
-static void scan(struct gw_status *t, const char *cursor);
-
-static void on_scan(void *arg, enum err e, const struct redis_value *value)
+static enum err on_command(void *arg, const struct status_command *c, struct err_detail *detail)
 {
     struct gw_status *t = arg;
     CHECK_OBJ(t, STATUS_MAGIC);
-    if (e != ERR_OK || value->type != REDIS_ARRAY || value->count != 2 ||
-        value->items[0].type != REDIS_STRING || value->items[0].bytes > 20 ||
-        value->items[1].type != REDIS_ARRAY) {
-        t->scanning = false;
-        return;
-    }
-    for (size_t i = 0; i < value->items[1].count; i++)
-        fetch_peer(t, &value->items[1].items[i]);
-    char cursor[24];
-    snprintf(cursor, sizeof(cursor), "%.*s", (int)value->items[0].bytes, value->items[0].text);
-    if (strcmp(cursor, "0") == 0 || ++t->scan_rounds > SCAN_ROUNDS_MAX)
-        scan_over(t);
-    else
-        scan(t, cursor);
+    if (c->has_worker)
+        return err_set(detail, ERR_NOT_FOUND, "worker: ask the router");
+    gw_shell_hold(t->shell, strcmp(c->name, "drain") == 0, c->deadline_ms * 1000u);
+    return ERR_OK;
 }
 
-static void scan(struct gw_status *t, const char *cursor)
-{
-    char pattern[160];
-    snprintf(pattern, sizeof(pattern), "%s*", t->prefix);
-    const char *argv[] = {"SCAN", cursor, "MATCH", pattern, "COUNT", "1000"};
-    if (command(t, on_scan, t, 6, argv) != ERR_OK)
-        t->scanning = false;
-}
+/* ---- life ---- */
 
 void gw_status_tick(struct gw_status *t, uint64_t now_us)
 {
@@ -274,28 +110,30 @@ void gw_status_tick(struct gw_status *t, uint64_t now_us)
                                                  : "starting";
     if (strcmp(state, status_state(t->status)) != 0)
         status_set_state(t->status, state);
-    if (!t->shell->redis || t->scanning || now_us - t->fetched_us < FETCH_US ||
-        !redis_up(t->shell->redis))
+    gw_peers_tick(t->peers, now_us);
+}
+
+/* What a benchmark takes for the size of the pool, so only while it is known: its product is the
+ * number of tokens that all workers' pools hold. */
+static void cache_info(const struct gw_status *t, struct str *out)
+{
+    const struct gw_router *r = &t->shell->router;
+    if (!r->known || r->workers_ready == 0 || r->blocks_total == 0)
         return;
-    t->fetched_us = now_us;
-    t->scanning = true;
-    t->scan_rounds = 0;
-    for (uint32_t i = 0; i < t->peer_count; i++)
-        t->peers[i].seen = false;
-    scan(t, "0");
+    str_add_format(out,
+                   "# HELP vllm:cache_config_info Size of the KV pool.\n"
+                   "# TYPE vllm:cache_config_info gauge\n"
+                   "vllm:cache_config_info{%s,block_size=\"%u\",num_gpu_blocks=\"%u\"} 1\n",
+                   t->labels, r->block_tokens, r->blocks_total);
 }
 
 void gw_status_metrics(struct gw_status *t, struct str *out)
 {
     CHECK_OBJ(t, STATUS_MAGIC);
     refresh(t);
-    metrics_render(gw_metric_rows, t->shell->metrics, GW_M_COUNT, t->labels, out);
-    for (uint32_t i = 0; i < t->peer_count; i++)
-        if (t->peers[i].lines.bytes)
-            str_add(out, t->peers[i].lines.text, t->peers[i].lines.bytes);
+    gw_peers_render(t->peers, gw_metric_rows, t->shell->metrics, GW_M_COUNT, t->labels, out);
+    cache_info(t, out);
 }
-
-/* ---- life ---- */
 
 static void make_labels(struct gw_status *t)
 {
@@ -315,10 +153,9 @@ enum err gw_status_create(struct gw_shell *s, struct gw_status **ret_status,
     struct gw_status *t = mem_take(sizeof(*t));
     t->magic = STATUS_MAGIC;
     t->shell = s;
-    for (uint32_t i = 0; i < PEERS_MAX; i++)
-        str_init(&t->peers[i].lines, PEER_BYTES_MAX);
     make_labels(t);
-    snprintf(t->prefix, sizeof(t->prefix), "tandem:{%.64s}:metrics:", s->params->cluster);
+    t->peers = gw_peers_create(
+        &(struct gw_peers_options){s->redis, s->params->cluster, s->params->id, t->labels});
     const struct status_options o = {
         .role = "gateway",
         .id = s->params->id,
@@ -331,11 +168,13 @@ enum err gw_status_create(struct gw_shell *s, struct gw_status **ret_status,
         .metric_count = GW_M_COUNT,
         .common_labels = t->labels,
         .extra = health,
+        .command = on_command,
         .refresh = refresh,
         .arg = t,
     };
     enum err e = status_create(s->loop, &o, &t->status, detail);
     if (e != ERR_OK) {
+        gw_peers_destroy(&t->peers);
         mem_give(t);
         return e;
     }
@@ -354,8 +193,7 @@ void gw_status_destroy(struct gw_status **status_p)
     /* Replies still on their way may run inside redis_destroy: they need the object. */
     if (t->shell->redis)
         redis_destroy(&t->shell->redis);
-    for (uint32_t i = 0; i < PEERS_MAX; i++)
-        str_fini(&t->peers[i].lines);
+    gw_peers_destroy(&t->peers);
     mem_give(t);
     *status_p = NULL;
 }

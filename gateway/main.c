@@ -7,7 +7,7 @@
 #include "lib/base/check.h"
 #include "lib/base/log.h"
 #include "lib/net/loop.h"
-#include "lib/net/status.h"
+#include "lib/net/role.h"
 
 #define PARAM(name, type, def, lo, hi, unit, apply, help)                                          \
     PARAM_ROW(struct gw_params, name, type, def, lo, hi, unit, apply, help)
@@ -38,8 +38,9 @@ static bool is_loopback(const char *listen)
 }
 
 /* Values that the table cannot judge, and pairs that contradict each other, all at once. */
-static enum err params_check(const struct gw_params *p, struct err_detail *ret_faults)
+static enum err params_check(const void *params, struct err_detail *ret_faults)
 {
+    const struct gw_params *p = params;
     static const char *const efforts[] = {"low", "high", "max", NULL};
     static const char *const fields[] = {"reasoning_content", "reasoning", "both", NULL};
     char text[ERR_DETAIL_BYTES] = "";
@@ -88,33 +89,25 @@ static void on_stop(void *arg)
 int main(int argc, char **argv)
 {
     static struct gw_params params;
+    struct role role = {.name = "gateway",
+                        .table = gw_param_table,
+                        .count = ARRAY_COUNT(gw_param_table),
+                        .params = &params,
+                        .check = params_check};
     struct err_detail detail;
-    size_t count = ARRAY_COUNT(gw_param_table);
-    enum log_level level;
-    log_init("gateway", LOG_INFO);
-    if (params_load(gw_param_table, count, &params, argc, argv, &detail) != ERR_OK ||
-        params_check(&params, &detail) != ERR_OK)
-        die("%s", detail.text);
-    if (!log_level_parse(params.log_level, &level))
-        die("log_level: %s: error, warn, info or debug", params.log_level);
-    log_set_level(level);
-    char name[32];
-    snprintf(name, sizeof(name), "gateway-%u", params.id);
-    if (process_begin(name, params.run_dir, params.state_dir, &detail) != ERR_OK)
-        die("%s", detail.text);
-    params_log(gw_param_table, count, &params);
+    role_load(&role, argc, argv);
+    role_begin(&role);
 
     struct process process = {.loop = loop_create()};
-    if (gw_shell_create(process.loop, &params, &process.shell, &detail) != ERR_OK) {
-        process_end(name, params.run_dir);
-        die("%s", detail.text);
-    }
+    enum err e = gw_shell_create(process.loop, &params, &process.shell, &detail);
+    if (e != ERR_OK)
+        role_refuse(&role, e, &detail);
     loop_on_stop_signal(process.loop, on_stop, &process);
     log_info(GATEWAY, "serving", "listen=%s model=%s", params.listen, params.model);
     loop_run(process.loop);
     log_info(GATEWAY, "stopping", "");
     gw_shell_destroy(&process.shell);
     loop_destroy(&process.loop);
-    process_end(name, params.run_dir);
+    role_end(&role);
     return 0;
 }

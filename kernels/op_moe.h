@@ -30,13 +30,15 @@ struct op_router_args {
     double scale;
 };
 
-/* Sorts the (row, choice) pairs by expert, rows rising inside an expert. */
+/* Sorts the (row, choice) pairs by expert, rows rising inside an expert.  Only the experts
+ * [expert_first, + experts) take part: a choice of another one gets the pair number `outside`. */
 struct op_moe_dispatch_args {
     const int32_t *chosen; /* [rows, top_k] */
     uint32_t *offsets;     /* [experts + 1] */
     uint32_t *pair_rows;   /* [rows * top_k] row of each pair */
     uint32_t *pair_of;     /* [rows, top_k] pair number of each choice */
     uint32_t rows, experts, top_k;
+    uint32_t expert_first, outside;
 };
 
 /* y[r] = sum over choices in rising expert id of weight * out[pair] + shared[r]. */

@@ -11,7 +11,7 @@
 bool core_epoch_stale(const struct km_core *core, const struct msg *m)
 {
     CHECK_OBJ(core, KM_CORE_MAGIC);
-    return m->epoch != 0 && m->epoch != core->options.epoch;
+    return m->epoch != core->options.epoch; /* 0, "not attached", is none of ours either */
 }
 
 struct km_lease *core_lease_of(struct km_core *core, const struct km_event *event, uint64_t id,

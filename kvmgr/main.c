@@ -11,7 +11,7 @@
 #include "lib/base/log.h"
 #include "lib/base/str.h"
 #include "lib/net/loop.h"
-#include "lib/net/status.h"
+#include "lib/net/role.h"
 
 #define PARAM(name, type, def, lo, hi, unit, apply, help)                                          \
     PARAM_ROW(struct km_params, name, type, def, lo, hi, unit, apply, help)
@@ -32,8 +32,9 @@ static void dtype_check(struct str *faults, const char *name, const char *value,
 }
 
 /* What single rows of the table cannot say. */
-static enum err params_check(const struct km_params *p, struct err_detail *ret_faults)
+static enum err params_check(const void *params, struct err_detail *ret_faults)
 {
+    const struct km_params *p = params;
     struct str faults;
     str_init(&faults, ERR_DETAIL_BYTES);
     dtype_check(&faults, "kv_dtype", p->kv_dtype, false);
@@ -90,38 +91,34 @@ static void on_stop(void *arg)
         km_shell_stop(*shell);
 }
 
-static int serve(const struct km_params *params)
+static int serve(struct role *role)
 {
     struct err_detail detail = {{0}};
-    char name[32];
-    snprintf(name, sizeof(name), "kvmgr-%u", params->id);
-    if (process_begin(name, params->run_dir, params->state_dir, &detail) != ERR_OK)
-        die("%s", detail.text);
-    params_log(km_param_table, ARRAY_COUNT(km_param_table), params);
+    role_begin(role);
     struct loop *l = loop_create();
     struct km_shell *shell = NULL;
-    if (km_shell_create(l, params, &shell, &detail) != ERR_OK) {
-        process_end(name, params->run_dir);
-        die("%s", detail.text);
-    }
+    enum err e = km_shell_create(l, role->params, &shell, &detail);
+    if (e != ERR_OK)
+        role_refuse(role, e, &detail);
     loop_on_stop_signal(l, on_stop, &shell);
     loop_run(l);
     log_info(KVMGR, "stopping", "");
     int rc = km_shell_failed(shell) ? 1 : 0;
     km_shell_destroy(&shell);
     loop_destroy(&l);
-    process_end(name, params->run_dir);
+    role_end(role);
     return rc;
 }
 
 int main(int argc, char **argv)
 {
     static struct km_params params;
-    struct err_detail detail = {{0}};
-    size_t count = ARRAY_COUNT(km_param_table);
+    struct role role = {.name = "kvmgr",
+                        .table = km_param_table,
+                        .count = ARRAY_COUNT(km_param_table),
+                        .params = &params,
+                        .check = params_check};
     bool only_audit = false;
-    enum log_level level;
-    log_init("kvmgr", LOG_INFO);
     int kept = 1;
     for (int i = 1; i < argc; i++) { /* --audit is no parameter: it ends the process */
         if (strcmp(argv[i], "--audit") == 0)
@@ -129,11 +126,6 @@ int main(int argc, char **argv)
         else
             argv[kept++] = argv[i];
     }
-    if (params_load(km_param_table, count, &params, kept, argv, &detail) != ERR_OK ||
-        params_check(&params, &detail) != ERR_OK)
-        die("%s", detail.text);
-    if (!log_level_parse(params.log_level, &level))
-        die("log_level: %s: error, warn, info or debug", params.log_level);
-    log_set_level(level);
-    return only_audit ? audit(&params) : serve(&params);
+    role_load(&role, kept, argv);
+    return only_audit ? audit(&params) : serve(&role);
 }

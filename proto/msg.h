@@ -117,7 +117,11 @@ struct msg_request {
     const uint32_t *ids; /* payload frame */
     struct msg_sampling sampling;
     struct msg_limits limits;
-    uint32_t attempt; /* 0 at first; counts assignments */
+    /* RouterSubmit: one of group_count choices of one client request, sent in order one after the
+     * other; group_tokens = prompt tokens of all of them.  0 = alone. */
+    uint64_t group_tokens;
+    uint32_t group_index, group_count;
+    uint32_t attempt; /* 0 at first; counts assignments, in RouterSubmit repetitions */
     bool canary;      /* router's own; set on WorkerAssign only */
 };
 
@@ -142,9 +146,11 @@ struct msg_tokens {
     const float *logprob;    /* [count] */
     const uint32_t *top_ids; /* [count * top_count] */
     const float *top_logprobs;
-    uint32_t finish;  /* enum msg_finish */
-    uint32_t code;    /* enum err with MSG_FINISH_FAILED */
-    bool has_receipt; /* with every finish but CANCELLED from afar */
+    uint32_t finish; /* enum msg_finish */
+    uint32_t code;   /* enum err with MSG_FINISH_FAILED */
+    /* With every finish but CANCELLED from afar; without a finish the counts so far,
+     * and neither model_fp nor config_hash. */
+    bool has_receipt;
     struct msg_receipt receipt;
 };
 
@@ -182,6 +188,7 @@ struct msg_worker_info { /* WorkerState: every 500 ms and on a change */
     uint32_t vocab_size;
     double decode_tokens_per_s, prefill_tokens_per_s;
     uint64_t step_us_last, gap_us_max;
+    uint64_t step_age_us; /* since the step in flight began; 0 = none is */
     struct msg_ledger ledger;
     struct hash128 model_fp;
     const char *quantization;

@@ -112,6 +112,8 @@ static enum err request_check(const struct msg_request *r, bool from_router,
     if (r->ids_count < r->prompt_count)
         REFUSE("ids_count: %u is below prompt_count %u", r->ids_count, r->prompt_count);
     HAS_ARRAY("ids", r->ids, r->ids_count);
+    if (r->group_index >= r->group_count && r->group_index > 0)
+        REFUSE("group_index: %u is not below group_count %u", r->group_index, r->group_count);
     TRY(sampling_check(&r->sampling, detail));
     AT_LEAST("output_tokens_max", r->limits.output_tokens_max, 1);
     AT_MOST("stop_id_count", r->limits.stop_id_count, MSG_STOP_IDS_MAX);

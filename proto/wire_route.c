@@ -61,6 +61,9 @@ static const struct wire_field request_rows[] = {
     WIRE_ROW_SUB(sampling, sampling_table),
     WIRE_ROW_SUB(limits, limits_table),
     WIRE_ROW_U32(attempt),
+    WIRE_ROW_U32(group_index),
+    WIRE_ROW_U32(group_count),
+    WIRE_ROW_U64(group_tokens),
 };
 #undef M
 #undef P
@@ -207,6 +210,7 @@ static const struct wire_field worker_rows[] = {
     WIRE_ROW_F64(decode_tokens_per_s),
     WIRE_ROW_F64(prefill_tokens_per_s),
     WIRE_ROW_U64(step_us_last),
+    WIRE_ROW_U64(step_age_us),
     WIRE_ROW_U64(gap_us_max),
     WIRE_ROW_SUB(ledger, ledger_table),
     WIRE_ROW_HASH(model_fp),

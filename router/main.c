@@ -4,7 +4,7 @@
 #include "lib/base/check.h"
 #include "lib/base/log.h"
 #include "lib/net/loop.h"
-#include "lib/net/status.h"
+#include "lib/net/role.h"
 #include "router/rt_params.h"
 #include "router/rt_shell.h"
 
@@ -17,8 +17,9 @@ static const struct param rt_param_table[] = {
 #undef PARAM
 
 /* Pairs that contradict each other, all at once. */
-static enum err params_check(const struct rt_params *p, struct err_detail *ret_faults)
+static enum err params_check(const void *params, struct err_detail *ret_faults)
 {
+    const struct rt_params *p = params;
     char text[ERR_DETAIL_BYTES] = "";
     size_t at = 0;
     if (p->queue_requests_max > p->requests_max)
@@ -46,34 +47,26 @@ static void on_stop(void *arg)
 int main(int argc, char **argv)
 {
     static struct rt_params params;
+    struct role role = {.name = "router",
+                        .table = rt_param_table,
+                        .count = ARRAY_COUNT(rt_param_table),
+                        .params = &params,
+                        .check = params_check};
     struct err_detail detail;
-    size_t count = ARRAY_COUNT(rt_param_table);
-    enum log_level level;
-    log_init("router", LOG_INFO);
-    if (params_load(rt_param_table, count, &params, argc, argv, &detail) != ERR_OK ||
-        params_check(&params, &detail) != ERR_OK)
-        die("%s", detail.text);
-    if (!log_level_parse(params.log_level, &level))
-        die("log_level: %s: error, warn, info or debug", params.log_level);
-    log_set_level(level);
-    char name[32];
-    snprintf(name, sizeof(name), "router-%u", params.id);
-    if (process_begin(name, params.run_dir, params.state_dir, &detail) != ERR_OK)
-        die("%s", detail.text);
-    params_log(rt_param_table, count, &params);
+    role_load(&role, argc, argv);
+    role_begin(&role);
 
     struct loop *l = loop_create();
     struct rt_shell *shell = NULL;
     loop_on_stop_signal(l, on_stop, l);
-    if (rt_shell_create(l, &params, &shell, &detail) != ERR_OK) {
-        process_end(name, params.run_dir);
-        die("%s", detail.text);
-    }
+    enum err e = rt_shell_create(l, &params, &shell, &detail);
+    if (e != ERR_OK)
+        role_refuse(&role, e, &detail);
     log_info(ROUTER, "serving", "run_dir=%s", params.run_dir);
     loop_run(l);
     log_info(ROUTER, "stopping", "");
     rt_shell_destroy(&shell);
     loop_destroy(&l);
-    process_end(name, params.run_dir);
+    role_end(&role);
     return 0;
 }

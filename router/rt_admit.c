@@ -48,12 +48,24 @@ static enum err readiness_check(struct rt_core *c)
     return ERR_OK;
 }
 
+/* It was admitted before, by this router or its predecessor. */
+static bool comes_back(const struct msg_request *q)
+{
+    return q->ids_count > q->prompt_count || q->attempt > 0;
+}
+
 /* Token memory that must be free for it; a stream that comes back may take the last of it. */
 static uint64_t store_words(const struct rt_core *c, const struct msg_request *q)
 {
     uint64_t words = q->ids_count + 2ull * q->sampling.bias_count + 2ull * RT_PAGE_TOKENS;
     uint64_t reserve = c->options.store_tokens_max / 32; /* for output of what is live */
-    return words + (q->ids_count > q->prompt_count ? 0 : reserve);
+    return words + (comes_back(q) ? 0 : reserve);
+}
+
+static uint64_t group_words(const struct rt_core *c, const struct msg_request *q)
+{
+    uint64_t each = 2ull * q->sampling.bias_count + 2ull * RT_PAGE_TOKENS;
+    return q->group_tokens + q->group_count * each + c->options.store_tokens_max / 32;
 }
 
 static enum err size_check(struct rt_core *c, const struct msg_request *q)
@@ -62,26 +74,83 @@ static enum err size_check(struct rt_core *c, const struct msg_request *q)
         return REFUSE(ERR_CONTEXT, "prompt has %u tokens, with one of output at most %u fit",
                       q->prompt_count, c->context_max);
     /* What could never wait here is refused for good: to come back later would not help it. */
-    bool back = q->ids_count > q->prompt_count;
-    if (!back && q->ids_count > c->options.queue_tokens_max)
+    if (!comes_back(q) && q->ids_count > c->options.queue_tokens_max)
         return REFUSE(ERR_TOO_LARGE,
                       "prompt has %u tokens, at most %llu may wait (queue_tokens_max)",
                       q->prompt_count, (unsigned long long)c->options.queue_tokens_max);
     if (store_words(c, q) > c->options.store_tokens_max)
-        return REFUSE(ERR_TOO_LARGE, "prompt has %u tokens, the router keeps at most %llu",
+        return REFUSE(ERR_TOO_LARGE,
+                      "prompt has %u tokens, the router keeps at most %llu (store_tokens_max)",
                       q->prompt_count, (unsigned long long)c->options.store_tokens_max);
+    return ERR_OK;
+}
+
+/* Prompt tokens of those choices of a group that would wait with `free` sequences to go to. */
+static uint64_t group_waiting(const struct msg_request *q, uint64_t free, uint64_t *ret_choices)
+{
+    *ret_choices = q->group_count > free ? q->group_count - free : 0;
+    return (uint64_t)((double)q->group_tokens / q->group_count * (double)*ret_choices);
+}
+
+/* A request of several choices is admitted as a whole or not at all, so that no choice holds a
+ * place while another is refused.  One that would not fit an idle cluster never will. */
+static enum err group_size_check(struct rt_core *c, const struct msg_request *q)
+{
+    uint64_t free = 0, choices = 0;
+    uint64_t seqs = rt_table_seqs(c->table, &free);
+    if (seqs == 0) /* no worker has said what it holds */
+        return ERR_OK;
+    uint64_t tokens = group_waiting(q, seqs, &choices);
+    if (q->group_count > c->options.requests_max)
+        return REFUSE(ERR_TOO_LARGE, "%u choices, the router holds at most %u (requests_max)",
+                      q->group_count, c->options.requests_max);
+    if (choices > c->options.queue_requests_max)
+        return REFUSE(ERR_TOO_LARGE,
+                      "%u choices: %llu run at once and at most %u may wait (queue_requests_max)",
+                      q->group_count, (unsigned long long)seqs, c->options.queue_requests_max);
+    if (tokens > c->options.queue_tokens_max)
+        return REFUSE(ERR_TOO_LARGE,
+                      "%u choices have %llu prompt tokens, at most %llu may wait "
+                      "(queue_tokens_max)",
+                      q->group_count, (unsigned long long)q->group_tokens,
+                      (unsigned long long)c->options.queue_tokens_max);
+    if (group_words(c, q) > c->options.store_tokens_max)
+        return REFUSE(ERR_TOO_LARGE,
+                      "%u choices have %llu prompt tokens, the router keeps at most %llu "
+                      "(store_tokens_max)",
+                      q->group_count, (unsigned long long)q->group_tokens,
+                      (unsigned long long)c->options.store_tokens_max);
+    return ERR_OK;
+}
+
+static enum err group_room_check(struct rt_core *c, const struct msg_request *q)
+{
+    uint64_t free = 0, choices = 0;
+    uint32_t waiting = rt_queue_count(c->queue);
+    uint64_t seqs = rt_table_seqs(c->table, &free);
+    if (rt_store_free_tokens(c->store) < group_words(c, q))
+        return REFUSE(ERR_BUSY, "token memory is full");
+    if (c->options.requests_max - rt_store_count(c->store) < q->group_count)
+        return REFUSE(ERR_BUSY, "%u requests are live", rt_store_count(c->store));
+    /* Idle: what may be can be, whether or not a canary takes a sequence just now. */
+    if (c->ledger.live == 0 && seqs > 0)
+        free = seqs;
+    uint64_t tokens = group_waiting(q, waiting == 0 ? free : 0, &choices);
+    if (waiting + choices > c->options.queue_requests_max)
+        return REFUSE(ERR_BUSY, "queue is full: %u requests wait", waiting);
+    if (rt_queue_tokens(c->queue) + tokens > c->options.queue_tokens_max)
+        return REFUSE(ERR_BUSY, "queue is full: %llu prompt tokens wait",
+                      (unsigned long long)rt_queue_tokens(c->queue));
     return ERR_OK;
 }
 
 /* Streams that come back with tokens were admitted once and are only bounded by memory. */
 static enum err room_check(struct rt_core *c, const struct msg_request *q)
 {
-    bool back = q->ids_count > q->prompt_count;
     if (rt_store_free_tokens(c->store) < store_words(c, q))
         return REFUSE(ERR_BUSY, "token memory is full");
-    bool never = false;
-    if (back || (rt_queue_count(c->queue) == 0 &&
-                 rt_table_pick(c->table, q->ids_count, c->now_us, &never) != NULL))
+    if (comes_back(q) ||
+        (rt_queue_count(c->queue) == 0 && rt_table_pick(c->table, q->ids_count, c->now_us) != NULL))
         return ERR_OK;
     if (rt_queue_count(c->queue) >= c->options.queue_requests_max)
         return REFUSE(ERR_BUSY, "queue is full: %u requests wait", rt_queue_count(c->queue));
@@ -236,6 +305,40 @@ static void resubmit(struct rt_core *c, struct rt_gateway *g, struct rt_request 
     rt_pend(c, r);
 }
 
+static enum err admit_check(struct rt_core *c, const struct msg_request *q)
+{
+    TRY(size_check(c, q));
+    if (c->draining && !comes_back(q))
+        return REFUSE(ERR_DRAINING, "the router is draining");
+    TRY(readiness_check(c));
+    if (q->limits.deadline_unix_us != 0 && q->limits.deadline_unix_us <= c->unix_us)
+        return REFUSE(ERR_TIMEOUT, "deadline has passed already");
+    return ERR_OK;
+}
+
+/* The choices of one request come one after the other; the first decides for all. */
+static enum err group_check(struct rt_core *c, struct rt_gateway *g, const struct msg_request *q)
+{
+    if (q->group_index > 0 && g->group_left > 0) {
+        g->group_left--;
+        if (g->group_code != ERR_OK)
+            return REFUSE((enum err)g->group_code, "another choice of the request was refused");
+        TRY(admit_check(c, q));
+        return rt_store_free_tokens(c->store) < store_words(c, q)
+                   ? REFUSE(ERR_BUSY, "token memory is full")
+                   : ERR_OK;
+    }
+    bool first = q->group_index == 0 && q->group_count > 1 && !comes_back(q);
+    enum err e = admit_check(c, q);
+    if (e == ERR_OK && first)
+        e = group_size_check(c, q);
+    if (e == ERR_OK)
+        e = first ? group_room_check(c, q) : room_check(c, q);
+    g->group_left = first ? q->group_count - 1 : 0;
+    g->group_code = e;
+    return e;
+}
+
 void rt_on_submit(struct rt_core *c, const struct rt_peer *peer, const struct msg *m)
 {
     const struct msg_request *q = &m->u.request;
@@ -255,13 +358,7 @@ void rt_on_submit(struct rt_core *c, const struct rt_peer *peer, const struct ms
         resubmit(c, g, r, q);
         return;
     }
-    enum err e = size_check(c, q);
-    if (e == ERR_OK)
-        e = readiness_check(c);
-    if (e == ERR_OK && q->limits.deadline_unix_us != 0 && q->limits.deadline_unix_us <= c->unix_us)
-        e = REFUSE(ERR_TIMEOUT, "deadline has passed already");
-    if (e == ERR_OK)
-        e = room_check(c, q);
+    enum err e = group_check(c, g, q);
     if (e == ERR_OK && (r = slot_take(c, &m->id)) == NULL)
         e = REFUSE(ERR_BUSY, "%u requests are live", rt_store_count(c->store));
     reply(c, peer, &m->id, e);

@@ -120,6 +120,10 @@ bool rt_ready(struct rt_core *c, const char **ret_reason)
         "worker makes no progress", "kvmgr is silent",
     };
     uint32_t worst = 0, worker = 0;
+    if (c->draining) {
+        *ret_reason = "the router is draining";
+        return false;
+    }
     for (uint32_t i = 0; i < rt_table_workers_max(c->table); i++) {
         const struct rt_worker *w = rt_table_worker_at(c->table, i);
         if (w == NULL)
@@ -360,6 +364,11 @@ void rt_core_step(struct rt_core *c, const struct rt_event *event, struct rt_act
     case RT_EVENT_TICK:
         on_tick(c);
         break;
+    case RT_EVENT_DRAIN:
+        c->draining = event->u.drain;
+        rt_trace(c, RT_TRACE_INFO, c->draining ? "draining" : "admitting again", NULL, NULL,
+                 c->ledger.live);
+        break;
     }
     work(c);
     audit(c);
@@ -374,6 +383,7 @@ void rt_core_info(struct rt_core *c, struct rt_info *ret_info)
     ret_info->stats = c->stats;
     ret_info->store_tokens_free = rt_store_free_tokens(c->store);
     ret_info->tokens_per_s = c->rate.tokens_per_s;
+    ret_info->draining = c->draining;
     for (uint32_t i = 0; i < rt_table_workers_max(c->table); i++) {
         const struct rt_worker *w = rt_table_worker_at(c->table, i);
         ret_info->workers += w != NULL;

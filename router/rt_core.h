@@ -46,6 +46,7 @@ struct rt_info {
     uint64_t store_tokens_free;
     double tokens_per_s;
     uint32_t workers, workers_lost, gateways;
+    bool draining;
 };
 
 struct rt_core *rt_core_create(const struct rt_options *options);

@@ -53,6 +53,7 @@ struct rt_core {
     uint32_t context_max; /* of the workers usable then */
     uint64_t broadcast_us, scan_us;
     bool ready_sent;
+    bool draining;   /* nothing new is admitted; streams that come back are */
     char text[256];  /* of a refusal */
     char reason[64]; /* why no worker is ready, where it names one */
 };
@@ -71,6 +72,8 @@ bool rt_ready(struct rt_core *c, const char **ret_reason);
 
 /* rt_request.c: what may happen to one request */
 bool rt_request_full(const struct rt_core *c, const struct rt_request *r);
+/* A worker knows only its own part of a resumed request: adds what was before it. */
+void rt_request_receipt(const struct rt_request *r, struct msg_receipt *receipt);
 void rt_request_finish(struct rt_core *c, struct rt_request *r, enum msg_finish finish,
                        enum err code, const struct msg_receipt *receipt);
 void rt_request_cancel(struct rt_core *c, struct rt_request *r);

@@ -25,6 +25,7 @@ enum rt_event_type {
     RT_EVENT_MSG,    /* decoded and checked */
     RT_EVENT_UNSENT, /* an action of the last steps could not be handed to the peer */
     RT_EVENT_TICK,   /* every 50 ms, and while `more` */
+    RT_EVENT_DRAIN,  /* the operator: no new requests from now on, or again */
 };
 
 struct rt_event {
@@ -40,6 +41,7 @@ struct rt_event {
             const struct rt_peer *peer;
             const struct msg *msg;
         } msg;
+        bool drain;
         struct {
             struct rt_peer peer;
             enum msg_type type;

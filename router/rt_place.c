@@ -189,9 +189,27 @@ static void stall_tick(struct rt_core *c, struct rt_worker *w)
     rt_trace(c, RT_TRACE_WARN, "worker makes no progress", &w->peer, NULL, still_us / 1000);
 }
 
+/* What a hanging worker holds goes to others that can take it, with the tokens that we have.  If it
+ * wakes, what it says of them is a stray and is answered with a cancel. */
+static void stalled_move(struct rt_core *c, struct rt_worker *w)
+{
+    uint32_t count = w->request_count;
+    struct rt_link *next = w->requests.next;
+    for (uint32_t i = 0; i < count; i++) {
+        struct rt_request *r = rt_link_item(next, struct rt_request, place);
+        next = next->next;
+        CHECK(r->worker == w);
+        if (r->state != RT_RUNNING || r->unstored ||
+            rt_table_fit(c->table, r->ids.count) != RT_FIT_USABLE)
+            continue;
+        rt_trace(c, RT_TRACE_INFO, "moved away from a standstill", &w->peer, &r->id,
+                 r->output_count);
+        rt_request_requeue(c, r, true);
+    }
+}
+
 void rt_workers_tick(struct rt_core *c)
 {
-    uint32_t context_max = 0;
     for (uint32_t i = 0; i < rt_table_workers_max(c->table); i++) {
         struct rt_worker *w = rt_table_worker_at(c->table, i);
         if (w == NULL)
@@ -208,15 +226,17 @@ void rt_workers_tick(struct rt_core *c)
         }
         if (!w->lost) {
             stall_tick(c, w);
+            if (w->stalled)
+                stalled_move(c, w);
             canary_tick(c, w);
         }
         if (!rt_worker_usable(w))
             continue;
+        w->context_max = w->info.context_max;
         c->ever_usable = true;
         c->usable_us = c->now_us;
-        if (w->info.context_max > context_max)
-            context_max = w->info.context_max;
     }
+    uint32_t context_max = rt_table_context_max(c->table);
     if (context_max != 0)
         c->context_max = context_max;
 }
@@ -240,22 +260,20 @@ void rt_on_unsent_assign(struct rt_core *c, const struct rt_peer *peer, const st
 
 void rt_place(struct rt_core *c)
 {
-    struct rt_request *r;
-    while ((r = rt_queue_peek(c->queue)) != NULL) {
-        bool never = false;
-        struct rt_worker *w = rt_table_pick(c->table, r->ids.count, c->now_us, &never);
-        if (w == NULL && !never)
+    while (rt_queue_count(c->queue) > 0) {
+        /* One that waits for a larger worker holds up nobody whom a smaller one could take. */
+        uint32_t context_max = rt_table_context_free(c->table, c->now_us);
+        struct rt_request *r = context_max > 0 ? rt_queue_first(c->queue, context_max - 1) : NULL;
+        if (r == NULL)
             return;
         if (!rt_room(c)) {
             c->actions->more = true;
             return;
         }
-        if (never) {
-            rt_request_finish(c, r, MSG_FINISH_FAILED, ERR_CONTEXT, NULL);
-            continue;
-        }
+        struct rt_worker *w = rt_table_pick(c->table, r->ids.count, c->now_us);
+        CHECK(w != NULL);
         CHECK(r->state == RT_WAITING && !r->unstored && r->gateway != NULL);
-        rt_queue_remove(c->queue, r);
+        rt_queue_serve(c->queue, r);
         r->queue_us += c->now_us - r->queued_us;
         r->state = RT_RUNNING;
         r->acked = false;

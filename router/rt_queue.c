@@ -124,24 +124,26 @@ void rt_queue_push_front(struct rt_queue *q, struct rt_request *r)
     counted(q, r);
 }
 
-struct rt_request *rt_queue_peek(const struct rt_queue *q)
+struct rt_request *rt_queue_first(const struct rt_queue *q, uint32_t tokens_max)
 {
     CHECK_OBJ(q, QUEUE_MAGIC);
-    if (!rt_link_alone(&q->front))
-        return request_of(q->front.next);
-    if (rt_link_alone(&q->flows))
-        return NULL;
-    struct rt_flow *f = flow_of(q->flows.next);
-    CHECK(!rt_link_alone(&f->requests));
-    return request_of(f->requests.next);
+    for (struct rt_link *l = q->front.next; l != &q->front; l = l->next)
+        if (request_of(l)->ids.count <= tokens_max)
+            return request_of(l);
+    for (struct rt_link *f = q->flows.next; f != &q->flows; f = f->next) {
+        const struct rt_link *head = &flow_of(f)->requests;
+        for (struct rt_link *l = head->next; l != head; l = l->next)
+            if (request_of(l)->ids.count <= tokens_max)
+                return request_of(l);
+    }
+    return NULL;
 }
 
-void rt_queue_remove(struct rt_queue *q, struct rt_request *r)
+static void take_out(struct rt_queue *q, struct rt_request *r, bool served)
 {
     CHECK_OBJ(q, QUEUE_MAGIC);
     CHECK(!rt_link_alone(&r->place));
     CHECK(q->count > 0 && q->tokens >= r->ids.count);
-    bool served = rt_queue_peek(q) == r;
     struct rt_flow *f = r->flow;
     rt_link_remove(&r->place);
     q->count--;
@@ -156,6 +158,16 @@ void rt_queue_remove(struct rt_queue *q, struct rt_request *r)
         rt_link_remove(&f->link);
         flow_insert(q, f);
     }
+}
+
+void rt_queue_serve(struct rt_queue *q, struct rt_request *r)
+{
+    take_out(q, r, true);
+}
+
+void rt_queue_remove(struct rt_queue *q, struct rt_request *r)
+{
+    take_out(q, r, false);
 }
 
 uint32_t rt_queue_count(const struct rt_queue *q)

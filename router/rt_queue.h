@@ -18,8 +18,11 @@ void rt_queue_destroy(struct rt_queue **queue_p);
 
 void rt_queue_push(struct rt_queue *q, struct rt_request *r);
 void rt_queue_push_front(struct rt_queue *q, struct rt_request *r);
-struct rt_request *rt_queue_peek(const struct rt_queue *q); /* NULL = empty */
-/* Takes the request out; if it was the one served, its client's turn is over. */
+/* The first in the order of service with at most tokens_max ids; NULL = none.  Walks the queue. */
+struct rt_request *rt_queue_first(const struct rt_queue *q, uint32_t tokens_max);
+/* Takes out the one that is served now: its client's turn is over. */
+void rt_queue_serve(struct rt_queue *q, struct rt_request *r);
+/* Takes out any; nobody's turn changes. */
 void rt_queue_remove(struct rt_queue *q, struct rt_request *r);
 
 uint32_t rt_queue_count(const struct rt_queue *q);

@@ -28,6 +28,45 @@ static void leave(struct rt_core *c, struct rt_request *r)
     CHECK(rt_link_alone(&r->place));
 }
 
+void rt_request_receipt(const struct rt_request *r, struct msg_receipt *receipt)
+{
+    const struct msg_receipt *b = &r->before;
+    receipt->prompt_tokens = r->prompt_count;
+    receipt->output_tokens = r->output_count;
+    /* A worker counts the assignment that brought it a resumed request. */
+    bool counted = receipt->resumed > 0 && r->resumed > 0;
+    receipt->resumed += counted ? r->resumed - 1 : r->resumed;
+    receipt->queue_us += r->queue_us + b->queue_us;
+    receipt->drafted += b->drafted;
+    receipt->accepted += b->accepted;
+    receipt->steps += b->steps;
+    receipt->preempted += b->preempted;
+    receipt->prefill_us += b->prefill_us;
+    receipt->decode_us += b->decode_us;
+    if (b->output_tokens > 0) /* later ones find what this request itself has left */
+        receipt->cached_tokens = b->cached_tokens;
+}
+
+/* The worker is lost; what it had done for the request stays done. */
+static void receipt_keep(struct rt_request *r)
+{
+    struct msg_receipt *b = &r->before;
+    const struct msg_receipt *m = &r->running;
+    if (!r->has_running)
+        return;
+    if (b->output_tokens == 0)
+        b->cached_tokens = m->cached_tokens;
+    b->output_tokens = r->output_count;
+    b->queue_us += m->queue_us;
+    b->drafted += m->drafted;
+    b->accepted += m->accepted;
+    b->steps += m->steps;
+    b->preempted += m->preempted;
+    b->prefill_us += m->prefill_us;
+    b->decode_us += m->decode_us;
+    r->has_running = false;
+}
+
 static void receipt_set(struct rt_request *r, enum msg_finish finish,
                         const struct msg_receipt *receipt)
 {
@@ -37,16 +76,13 @@ static void receipt_set(struct rt_request *r, enum msg_finish finish,
     t->has_receipt = true;
     if (receipt != NULL)
         t->receipt = *receipt;
+    else if (r->has_running)
+        t->receipt = r->running;
     rt_text_set(&r->receipt_spec, receipt != NULL ? receipt->spec : "");
     rt_text_set(&r->receipt_config_hash, receipt != NULL ? receipt->config_hash : "");
     t->receipt.spec = r->receipt_spec.bytes;
     t->receipt.config_hash = r->receipt_config_hash.bytes;
-    /* A worker knows only its own part of a resumed request. */
-    t->receipt.prompt_tokens = r->prompt_count;
-    t->receipt.output_tokens = r->output_count;
-    /* ... and counts the one that brought it the request. */
-    t->receipt.resumed += receipt != NULL && r->resumed > 0 ? r->resumed - 1 : r->resumed;
-    t->receipt.queue_us += r->queue_us;
+    rt_request_receipt(r, &t->receipt);
 }
 
 static void count_finish(struct rt_core *c, const struct rt_request *r, enum msg_finish finish)
@@ -135,6 +171,7 @@ void rt_request_requeue(struct rt_core *c, struct rt_request *r, bool lost)
     r->state = RT_WAITING;
     r->queued_us = c->now_us;
     c->stats.requeued++;
+    receipt_keep(r);
     if (lost) {
         if (r->output_count > r->lost_at)
             r->losses = 0;
@@ -216,6 +253,10 @@ static bool deliver(struct rt_core *c, struct rt_request *r)
         rt_chain_read(c->store, &r->ids, r->prompt_count + r->delivered, count, words);
         struct msg *m = rt_send(c, &r->gateway->peer, MSG_TOKENS_EMITTED, &r->id);
         m->u.tokens = (struct msg_tokens){.seq = r->delivered, .count = count, .ids = words};
+        m->u.tokens.has_receipt = r->has_running;
+        m->u.tokens.receipt = r->running;
+        if (r->has_running)
+            rt_request_receipt(r, &m->u.tokens.receipt);
         r->delivered += count;
         c->stats.tokens_out += count;
     }
@@ -266,7 +307,16 @@ static void waiting_tick(struct rt_core *c, struct rt_request *r)
         rt_request_finish(c, r, MSG_FINISH_FAILED, ERR_TIMEOUT, NULL);
         return;
     }
-    if (c->now_us - c->usable_us <= c->options.no_worker_us_max)
+    enum rt_fit fit = rt_table_fit(c->table, r->ids.count);
+    if (fit == RT_FIT_NEVER) {
+        rt_request_finish(c, r, MSG_FINISH_FAILED, ERR_CONTEXT, NULL);
+        return;
+    }
+    if (fit == RT_FIT_USABLE)
+        r->fit_us = c->now_us;
+    uint64_t fit_us = r->fit_us > r->queued_us ? r->fit_us : r->queued_us;
+    uint64_t max_us = c->options.no_worker_us_max;
+    if (c->now_us - c->usable_us <= max_us && c->now_us - fit_us <= max_us)
         return;
     rt_request_finish(c, r, MSG_FINISH_FAILED, c->ever_usable ? ERR_NO_WORKER : ERR_LOADING, NULL);
 }

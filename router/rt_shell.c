@@ -20,6 +20,7 @@
 #include "router/rt_core.h"
 #include "router/rt_params.h"
 #include "router/rt_shell_status.h"
+#include "router/rt_table.h"
 
 #define SHELL_MAGIC    0x52545348u
 #define TICK_US        50000u
@@ -193,6 +194,34 @@ static void on_tick(void *arg)
     rt_shell_status_tick(s->status, s->malformed);
 }
 
+/* Of the router itself, or with worker=N of that worker. */
+static enum err on_command(void *arg, const struct status_command *c, struct err_detail *detail)
+{
+    struct rt_shell *s = arg;
+    CHECK_OBJ(s, SHELL_MAGIC);
+    bool drain = strcmp(c->name, "drain") == 0;
+    if (!c->has_worker) {
+        struct rt_event event = {.type = RT_EVENT_DRAIN, .u.drain = drain};
+        step(s, &event);
+        return ERR_OK;
+    }
+    bool known = false;
+    for (uint32_t i = 0; i < RT_WORKERS_MAX && !known; i++) {
+        const struct rt_worker *w = rt_core_worker(s->core, i);
+        known = w != NULL && w->info.worker_id == c->worker;
+    }
+    if (!known)
+        return err_set(detail, ERR_NOT_FOUND, "worker: no worker %" PRIu64 " is known", c->worker);
+    static const struct rt_peer operator_peer = {.count = 8, .bytes = "operator"};
+    struct msg m = {.type = drain ? MSG_WORKER_DRAIN : MSG_WORKER_RESUME};
+    memcpy(m.id.bytes, &c->worker, sizeof(c->worker));
+    if (drain && c->deadline_ms > 0)
+        m.u.drain.deadline_unix_us = clock_unix_us() + c->deadline_ms * 1000u;
+    struct rt_event event = {.type = RT_EVENT_MSG, .u.msg = {.peer = &operator_peer, .msg = &m}};
+    step(s, &event);
+    return ERR_OK;
+}
+
 static struct rt_core *core_create(const struct rt_params *p)
 {
     struct rt_options o = {
@@ -258,7 +287,9 @@ enum err rt_shell_create(struct loop *l, const struct rt_params *params,
                                         .params = params,
                                         .core = s->core,
                                         .redis = s->redis,
-                                        .incarnation = incarnation};
+                                        .incarnation = incarnation,
+                                        .command = on_command,
+                                        .arg = s};
     enum err e = rt_shell_status_create(&o, &s->status, detail);
     if (e != ERR_OK)
         goto out;

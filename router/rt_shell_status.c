@@ -44,6 +44,8 @@ struct rt_shell_status {
     struct rt_core *core;
     struct status *status;
     uint64_t malformed;
+    enum err (*command)(void *arg, const struct status_command *c, struct err_detail *detail);
+    void *command_arg;
     struct metric values[RT_METRIC_COUNT];
 };
 
@@ -124,15 +126,18 @@ static void extra_worker(struct str *out, const struct rt_worker *w)
     str_add_text(out, "{\"name\":");
     json_write_string(out, (const char *)w->peer.bytes,
                       utf8_valid_prefix(w->peer.bytes, w->peer.count));
-    str_add_format(out,
-                   ",\"id\":%u,\"incarnation\":\"%016" PRIx64 "\",\"state\":\"%s\","
-                   "\"canary\":\"%s\",\"usable\":%s,\"running\":%u,\"seqs_max\":%u,"
-                   "\"tokens_queued\":%" PRIu64 ",\"blocks_free\":%u,\"blocks_total\":%u,"
-                   "\"context_max\":%u,\"quantization\":",
-                   w->info.worker_id, w->info.incarnation, worker_state(w), canary_state(w),
-                   rt_worker_usable(w) ? "true" : "false", w->request_count, w->info.seqs_max,
-                   w->info.tokens_queued, w->info.blocks_free, w->info.blocks_total,
-                   w->info.context_max);
+    str_add_format(
+        out,
+        ",\"id\":%u,\"incarnation\":\"%016" PRIx64 "\",\"state\":\"%s\","
+        "\"canary\":\"%s\",\"usable\":%s,\"draining\":%s,\"stalled\":%s,\"step_age_ms\":%" PRIu64
+        ",\"running\":%u,\"seqs_max\":%u,"
+        "\"tokens_queued\":%" PRIu64 ",\"blocks_free\":%u,\"blocks_total\":%u,"
+        "\"context_max\":%u,\"quantization\":",
+        w->info.worker_id, w->info.incarnation, worker_state(w), canary_state(w),
+        rt_worker_usable(w) ? "true" : "false", w->drain ? "true" : "false",
+        w->stalled ? "true" : "false", w->info.step_age_us / 1000, w->request_count,
+        w->info.seqs_max, w->info.tokens_queued, w->info.blocks_free, w->info.blocks_total,
+        w->info.context_max);
     json_write_string(out, w->quantization, strlen(w->quantization));
     str_add_text(out, ",\"warnings\":");
     json_write_string(out, w->warnings, strlen(w->warnings));
@@ -169,6 +174,13 @@ static void extra(void *arg, struct str *out)
     str_add_char(out, ']');
 }
 
+static enum err command(void *arg, const struct status_command *c, struct err_detail *detail)
+{
+    struct rt_shell_status *s = arg;
+    CHECK_OBJ(s, STATUS_MAGIC);
+    return s->command(s->command_arg, c, detail);
+}
+
 static void heartbeat(void *arg, void (*add)(void *add_arg, const char *name, const char *value),
                       void *add_arg)
 {
@@ -203,6 +215,8 @@ enum err rt_shell_status_create(const struct rt_shell_status_options *options,
     struct rt_shell_status *s = mem_take(sizeof(*s));
     s->magic = STATUS_MAGIC;
     s->core = options->core;
+    s->command = options->command;
+    s->command_arg = options->arg;
     struct status_options o = {
         .role = "router",
         .id = options->params->id,
@@ -217,6 +231,7 @@ enum err rt_shell_status_create(const struct rt_shell_status_options *options,
         .extra = extra,
         .refresh = refresh,
         .heartbeat = heartbeat,
+        .command = command,
         .arg = s,
     };
     enum err e = status_create(options->loop, &o, &s->status, detail);
@@ -264,7 +279,9 @@ void rt_shell_status_tick(struct rt_shell_status *s, uint64_t malformed)
     struct rt_info info;
     s->malformed = malformed;
     rt_core_info(s->core, &info);
-    if (info.router.ready)
+    if (info.draining)
+        status_set_state(s->status, "draining");
+    else if (info.router.ready)
         status_set_state(s->status, "ready");
     else
         status_set_state(s->status, info.workers == 0 ? "starting" : "degraded");

@@ -12,6 +12,7 @@
 
 struct loop;
 struct redis;
+struct status_command;
 struct rt_core;
 struct rt_params;
 struct rt_shell_status;
@@ -22,6 +23,9 @@ struct rt_shell_status_options { /* all borrowed */
     struct rt_core *core;
     struct redis *redis; /* may be NULL */
     uint64_t incarnation;
+    /* What the operator asks for, as in lib/net/status.h. */
+    enum err (*command)(void *arg, const struct status_command *c, struct err_detail *detail);
+    void *arg;
 };
 
 MUST_USE enum err rt_shell_status_create(const struct rt_shell_status_options *options,

@@ -78,7 +78,12 @@ struct rt_request {
     uint64_t queue_us;     /* waited so far */
     uint64_t accepted_us, submitted_us, queued_us, assigned_us, cancel_us, done_us;
     uint64_t deadline_us; /* monotonic; 0 = none */
+    uint64_t fit_us;      /* when some usable worker was large enough last */
     bool first_token;
+
+    bool has_running;
+    struct msg_receipt running; /* of its worker so far; texts unused */
+    struct msg_receipt before;  /* sums of the workers that were lost */
 
     bool finish_sent;
     struct msg_tokens finish; /* terminal message; its texts point at the two below */

@@ -111,7 +111,8 @@ static void forward(struct rt_core *c, struct rt_request *r, const struct msg_to
     m->u.tokens = *t;
     m->u.tokens.finish = MSG_FINISH_NONE;
     m->u.tokens.code = ERR_OK;
-    m->u.tokens.has_receipt = false;
+    if (t->has_receipt)
+        rt_request_receipt(r, &m->u.tokens.receipt);
     r->delivered += t->count;
     c->stats.tokens_out += t->count;
 }
@@ -189,6 +190,11 @@ void rt_on_tokens(struct rt_core *c, struct rt_worker *w, const struct msg *m)
         skip = t->count;
     c->stats.tokens_repeated += skip;
     struct msg_tokens fresh;
+    if (t->has_receipt) {
+        r->running = t->receipt;
+        r->running.spec = r->running.config_hash = ""; /* theirs do not outlive the message */
+        r->has_running = true;
+    }
     slice(t, skip, &fresh);
     if (!take_tokens(c, r, &fresh)) {
         rt_request_cancel(c, r);

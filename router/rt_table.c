@@ -294,25 +294,85 @@ static bool lighter(const struct rt_worker *a, const struct rt_worker *b)
     return a->info.tokens_queued < b->info.tokens_queued;
 }
 
-struct rt_worker *rt_table_pick(struct rt_table *t, uint32_t tokens, uint64_t now_us,
-                                bool *ret_never)
+static bool holds(uint32_t context_max, uint32_t tokens)
+{
+    return (uint64_t)tokens + 1 <= context_max;
+}
+
+static bool free_now(const struct rt_worker *w, uint64_t now_us)
+{
+    return rt_worker_usable(w) && rt_worker_taken(w) < w->info.seqs_max &&
+           now_us >= w->busy_until_us;
+}
+
+enum rt_fit rt_table_fit(const struct rt_table *t, uint32_t tokens)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    enum rt_fit fit = RT_FIT_NEVER;
+    bool known = false;
+    for (uint32_t i = 0; i < t->workers_max; i++) {
+        const struct rt_worker *w = &t->workers[i];
+        if (w->magic == 0)
+            continue;
+        if (rt_worker_usable(w) && holds(w->info.context_max, tokens))
+            return RT_FIT_USABLE;
+        known = known || w->context_max > 0;
+        if (holds(w->context_max, tokens))
+            fit = RT_FIT_ABSENT;
+    }
+    return known ? fit : RT_FIT_ABSENT;
+}
+
+uint32_t rt_table_context_free(const struct rt_table *t, uint64_t now_us)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < t->workers_max; i++) {
+        const struct rt_worker *w = &t->workers[i];
+        if (w->magic != 0 && free_now(w, now_us) && w->info.context_max > most)
+            most = w->info.context_max;
+    }
+    return most;
+}
+
+uint32_t rt_table_context_max(const struct rt_table *t)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    uint32_t most = 0;
+    for (uint32_t i = 0; i < t->workers_max; i++) {
+        const struct rt_worker *w = &t->workers[i];
+        if (w->magic != 0 && w->context_max > most)
+            most = w->context_max;
+    }
+    return most;
+}
+
+uint64_t rt_table_seqs(const struct rt_table *t, uint64_t *ret_free)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    uint64_t all = 0;
+    *ret_free = 0;
+    for (uint32_t i = 0; i < t->workers_max; i++) {
+        const struct rt_worker *w = &t->workers[i];
+        if (w->magic == 0)
+            continue;
+        all += w->context_max > 0 ? w->info.seqs_max : 0;
+        if (rt_worker_usable(w) && w->info.seqs_max > rt_worker_taken(w))
+            *ret_free += w->info.seqs_max - rt_worker_taken(w);
+    }
+    return all;
+}
+
+struct rt_worker *rt_table_pick(struct rt_table *t, uint32_t tokens, uint64_t now_us)
 {
     CHECK_OBJ(t, TABLE_MAGIC);
     struct rt_worker *best = NULL;
-    bool usable = false, fits = false;
     for (uint32_t i = 0; i < t->workers_max; i++) {
         struct rt_worker *w = &t->workers[i];
-        if (w->magic == 0 || !rt_worker_usable(w))
-            continue;
-        usable = true;
-        if ((uint64_t)tokens + 1 > w->info.context_max)
-            continue;
-        fits = true;
-        if (rt_worker_taken(w) >= w->info.seqs_max || now_us < w->busy_until_us)
+        if (w->magic == 0 || !free_now(w, now_us) || !holds(w->info.context_max, tokens))
             continue;
         if (best == NULL || lighter(w, best))
             best = w;
     }
-    *ret_never = usable && !fits;
     return best;
 }

@@ -28,6 +28,7 @@ struct rt_worker {
     struct rt_text numerics, spec, config_hash;
     uint32_t canary_ids[MSG_CANARY_IDS_MAX];
 
+    uint32_t context_max;   /* when it was usable last; 0 = never was */
     bool lost;              /* silent for too long */
     uint64_t heard_us;      /* any message */
     uint64_t busy_until_us; /* it refused an assignment: none before this */
@@ -53,6 +54,8 @@ struct rt_gateway {
     uint64_t incarnation; /* 0 = not announced yet */
     uint64_t heard_us;
     bool lost;
+    uint32_t group_left; /* choices still to come of the request that it is submitting */
+    uint32_t group_code; /* ERR_OK: those are admitted; else how the first was refused */
     struct rt_link requests;
     uint32_t request_count;
 };
@@ -98,9 +101,21 @@ void rt_worker_leave(struct rt_request *r);
 void rt_gateway_join(struct rt_gateway *g, struct rt_request *r);
 void rt_gateway_leave(struct rt_request *r);
 
+/* What `tokens` and one more meet among the workers known. */
+enum rt_fit {
+    RT_FIT_NEVER,  /* workers have said their contexts, and none is large enough */
+    RT_FIT_ABSENT, /* one that is not usable now could hold them, or none is known */
+    RT_FIT_USABLE, /* some usable worker holds them, if it has a free sequence */
+};
+enum rt_fit rt_table_fit(const struct rt_table *t, uint32_t tokens);
+/* The largest context of the usable workers that could take a request now; 0 = none. */
+uint32_t rt_table_context_free(const struct rt_table *t, uint64_t now_us);
+/* The largest context of workers that are or have been usable; 0 = none known. */
+uint32_t rt_table_context_max(const struct rt_table *t);
+/* Sequences of all workers that have been usable, and those free on usable ones. */
+uint64_t rt_table_seqs(const struct rt_table *t, uint64_t *ret_free);
 /* The least loaded usable worker with a free sequence whose context holds `tokens` and one more;
- * NULL if there is none now.  *ret_never: usable workers exist, and none of them ever could. */
-struct rt_worker *rt_table_pick(struct rt_table *t, uint32_t tokens, uint64_t now_us,
-                                bool *ret_never);
+ * NULL if there is none now. */
+struct rt_worker *rt_table_pick(struct rt_table *t, uint32_t tokens, uint64_t now_us);
 
 #endif

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # run.sh [--long] - installs what it needs on Debian 12, builds, runs every suite that needs no GPU.
 # The last line is `N passed, N failed, N skipped`; the exit code is 0 only when nothing failed.
-#   --long   also the full counts of the fault and equality suites (resumes by seed: see docs/testing.md)
+#   --long   also the full counts of the fault and equality suites.  What has passed is kept in
+#            build/long-state-COMMIT; an interrupted run, started again, goes on after it.
 set -u
 cd "$(dirname "$(readlink -f "$0")")/.." || exit 1
 long=0
@@ -12,12 +13,17 @@ for argument in "$@"; do
         *) echo "usage: tests/run.sh [--long]" >&2; exit 2 ;;
     esac
 done
-export TANDEM_LONG=$long
 passed=0 failed=0 skipped=0
 failures=()
+measured=()
+state=""
 jobs=$(nproc)
 
 finish() {
+    if [ "$long" = 1 ] && [ ${#measured[@]} -gt 0 ]; then
+        echo "== for docs/measurements.md ($(uname -m), $(nproc) processors)"
+        printf '| %s |\n' "${measured[@]}"
+    fi
     if [ ${#failures[@]} -gt 0 ]; then printf 'failed: %s\n' "${failures[@]}"; fi
     echo "$passed passed, $failed failed, $skipped skipped"
     [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
@@ -39,6 +45,7 @@ count() {
     while IFS=$'\t' read -r result name; do
         case $result in
             OK|EXPECTEDFAIL) passed=$((passed + 1)) ;;
+            measured:) measured+=("$name") ;;
             SKIP) skipped=$((skipped + 1)); echo "skipped: $name" ;;
             *) failed=$((failed + 1)); failures+=("$1: $name ($result)") ;;
         esac
@@ -46,7 +53,40 @@ count() {
 import json, sys
 for line in open(sys.argv[1]):
     test = json.loads(line)
-    print(test["result"] + "\t" + test["name"])' "$1/meson-logs/testlog.json")
+    print(test["result"] + "\t" + test["name"])
+    for said in test.get("stdout", "").splitlines():
+        if said.startswith("measured: "):
+            print("measured:\t" + said[10:])' "$1/meson-logs/testlog.json")
+}
+
+# once NAME COMMAND...: in the long run a step that has passed before is counted and not repeated
+once() {
+    local name=$1 counted before_p=$passed before_f=$failed before_s=$skipped; shift
+    counted=$([ -n "$state" ] && sed -n "s/^step $name\t//p" "$state" 2>/dev/null | tail -n 1)
+    if [ -n "$counted" ]; then
+        echo "passed before: $name"
+        passed=$((passed + ${counted% *})); skipped=$((skipped + ${counted#* }))
+        return
+    fi
+    "$@"
+    if [ -n "$state" ] && [ "$failed" = "$before_f" ]; then
+        printf 'step %s\t%s %s\n' "$name" $((passed - before_p)) $((skipped - before_s)) >> "$state"
+    fi
+}
+
+# rounds ARGUMENTS...: tests/rounds.py, counted by what it prints
+rounds() {
+    local line failed_before=$failed
+    while IFS= read -r line; do
+        case $line in
+            "rounds.py ended"*)     # with a failure that it has named, or by itself
+                [ "$failed" != "$failed_before" ] || broken "$line" ;;
+            "ok "*) passed=$((passed + 1)); echo "$line" ;;
+            "FAILED "*) failed=$((failed + 1)); failures+=("${line#FAILED }"); echo "$line" ;;
+            "measured: "*) measured+=("${line#measured: }") ;;
+            *) echo "$line" ;;
+        esac
+    done < <(python3 tests/rounds.py "$@" 2>&1 || echo "rounds.py ended with $?")
 }
 
 suite() {   # suite BUILD SUITE...: runs suites of a build and counts them
@@ -89,36 +129,39 @@ if command -v clang > /dev/null; then
     step "build fuzzers" ninja -C build-fuzz -j "$jobs" fuzzers
 fi
 
+if [ "$long" = 1 ]; then
+    # One file per state of the sources: a changed tree begins anew.
+    key=$(git rev-parse --short=12 HEAD 2>/dev/null || echo tree)
+    changes=$(git diff HEAD 2>/dev/null | sha256sum | cut -c1-8)
+    [ -z "$(git status --porcelain -uno 2>/dev/null)" ] || key=$key-$changes
+    state=$PWD/build/long-state-$key
+    [ -e "$state" ] && echo "== goes on after what has passed: $state"
+fi
+
 export ASAN_OPTIONS=detect_leaks=1:abort_on_error=0:detect_stack_use_after_return=0
 export TSAN_OPTIONS=halt_on_error=1
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 echo "== lint, units, model"
-suite build lint unit ops model
+once units suite build lint unit ops model
 echo "== units under ASan and UBSan"
-suite build-asan unit ops
+once sanitizers suite build-asan unit ops
 echo "== threads under TSan"
-run_tests build-tsan "${threaded[@]}"
+once threads run_tests build-tsan "${threaded[@]}"
 echo "== cluster"
-suite build cluster
+if [ "$long" = 1 ]; then    # file by file, so that less is repeated
+    for file in tests/cluster/test_*.py; do
+        name=cluster_$(basename "${file#*/test_}" .py)
+        once "$name" run_tests build "$name"
+    done
+    echo "== seeds"
+    rounds seeds build "$state"
+else
+    suite build cluster
+fi
 
 echo "== fuzzers"
-fuzz_seconds=$([ "$long" = 1 ] && echo 300 || echo 10)
 if [ -d build-fuzz ]; then
-    work=$(mktemp -d)
-    while IFS='|' read -r name _; do
-        [ -n "$name" ] || continue
-        mkdir -p "$work/$name"
-        corpus=("$work/$name")
-        [ -d "tests/fuzz/corpus/$name" ] && corpus+=("tests/fuzz/corpus/$name")
-        if "build-fuzz/tests/fuzz/$name" -max_total_time="$fuzz_seconds" -timeout=10 -rss_limit_mb=2048 \
-            -artifact_prefix="$work/" -verbosity=0 "${corpus[@]}" > "$work/$name.log" 2>&1; then
-            passed=$((passed + 1)); echo "ok $name"
-        else
-            tail -n 40 "$work/$name.log"; failed=$((failed + 1)); failures+=("$name")
-            cp "$work"/crash-* "$work"/timeout-* "$work"/oom-* build-fuzz/ 2>/dev/null
-        fi
-    done < tests/fuzz/list.txt
-    rm -rf "$work"
+    if [ "$long" = 1 ]; then rounds fuzz build-fuzz 120 "$state"; else rounds fuzz build-fuzz 10; fi
 else
     skipped=$((skipped + 1)); echo "skipped: fuzzers (no clang)"
 fi

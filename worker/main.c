@@ -7,7 +7,7 @@
 #include "lib/base/log.h"
 #include "lib/base/str.h"
 #include "lib/net/loop.h"
-#include "lib/net/status.h"
+#include "lib/net/role.h"
 #include "worker/wk_params.h"
 #include "worker/wk_shell.h"
 #include "worker/wk_spec.h"
@@ -29,8 +29,9 @@ static bool one_of(const char *value, const char *a, const char *b, const char *
 }
 
 /* What single rows of the table cannot say. */
-static enum err params_check(const struct wk_params *p, struct err_detail *ret_faults)
+static enum err params_check(const void *params, struct err_detail *ret_faults)
 {
+    const struct wk_params *p = params;
     struct str faults;
     struct wk_spec spec;
     struct err_detail why;
@@ -67,40 +68,33 @@ static void on_stop(void *arg)
 int main(int argc, char **argv)
 {
     static struct wk_params params;
+    struct role role = {.name = "worker",
+                        .table = wk_param_table,
+                        .count = ARRAY_COUNT(wk_param_table),
+                        .params = &params,
+                        .check = params_check};
     struct err_detail detail;
-    char config_hash[33], name[32];
-    size_t count = ARRAY_COUNT(wk_param_table);
-    enum log_level level;
-    log_init("worker", LOG_INFO);
-    if (params_load(wk_param_table, count, &params, argc, argv, &detail) != ERR_OK ||
-        params_check(&params, &detail) != ERR_OK)
-        die("%s", detail.text);
-    if (!log_level_parse(params.log_level, &level))
-        die("log_level: %s: error, warn, info or debug", params.log_level);
-    log_set_level(level);
-    snprintf(name, sizeof name, "worker-%u", params.id);
-    if (process_begin(name, params.run_dir, params.state_dir, &detail) != ERR_OK)
-        die("%s", detail.text);
-    params_log(wk_param_table, count, &params);
-    params_hash(wk_param_table, count, &params, hash_skip, config_hash);
+    char config_hash[33];
+    role_load(&role, argc, argv);
+    role_begin(&role);
+    params_hash(role.table, role.count, &params, hash_skip, config_hash);
 
     struct loop *l = loop_create();
     struct wk_shell *shell = NULL;
     loop_on_stop_signal(l, on_stop, &shell);
-    if (wk_shell_create(l, &params, config_hash, &shell, &detail) != ERR_OK) {
-        process_end(name, params.run_dir);
-        die("%s", detail.text);
-    }
+    enum err e = wk_shell_create(l, &params, config_hash, &shell, &detail);
+    if (e != ERR_OK)
+        role_refuse(&role, e, &detail);
     loop_run(l);
     int code = wk_shell_exit_code(shell);
     if (!wk_shell_idle(shell)) {
         /* The device thread cannot be interrupted; what it still writes is nobody's any more. */
         wk_shell_leave(shell);
-        process_end(name, params.run_dir);
+        role_end(&role);
         _exit(code);
     }
     wk_shell_destroy(&shell);
     loop_destroy(&l);
-    process_end(name, params.run_dir);
+    role_end(&role);
     return code;
 }

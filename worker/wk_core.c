@@ -247,7 +247,9 @@ void wk_core_step(struct wk_core *core, const struct wk_event *event,
     if (core->stopping) {
         wk_core_hand_back(core);
     } else {
-        wk_core_deadlines(core);
+        uint64_t deadline_us = wk_core_deadlines(core);
+        if (deadline_us > core->now_us)
+            wake_at(ret_actions, deadline_us);
         wk_core_draft_check(core);
         wk_core_kv_pump(core);
         wk_core_preempt_if_stuck(core);

@@ -70,11 +70,15 @@ void wk_core_emit(struct wk_core *core, struct wk_seq *seq, const struct wk_resu
         }
         seq->last_emit_us = core->now_us;
     }
-    if (finish != MSG_FINISH_NONE) {
-        t->has_receipt = true;
-        receipt_fill(core, seq, &t->receipt);
-        /* The sequence's place may be reused before the message is encoded. */
-        t->receipt.spec = kept(core, seq->spec.effective, sizeof seq->spec.effective);
+    /* With every message: whoever cuts the stream, or loses this worker, knows the counts so far.
+     * Who we are comes with the end only. */
+    t->has_receipt = true;
+    receipt_fill(core, seq, &t->receipt);
+    /* The sequence's place may be reused before the message is encoded. */
+    t->receipt.spec = kept(core, seq->spec.effective, sizeof seq->spec.effective);
+    if (finish == MSG_FINISH_NONE) {
+        t->receipt.config_hash = "";
+        t->receipt.model_fp = (struct hash128){{0}};
     }
 }
 
@@ -296,9 +300,10 @@ void wk_core_router_state(struct wk_core *core, const struct msg *m)
     }
 }
 
-void wk_core_deadlines(struct wk_core *core)
+uint64_t wk_core_deadlines(struct wk_core *core)
 {
     bool drained = core->drain_deadline_us != 0 && core->now_us >= core->drain_deadline_us;
+    uint64_t next = drained ? 0 : core->drain_deadline_us;
     for (uint32_t i = core->order_count; i > 0; i--) {
         struct wk_seq *seq = &core->seqs[core->order[i - 1]];
         if (seq->state == WK_SEQ_ZOMBIE)
@@ -307,9 +312,12 @@ void wk_core_deadlines(struct wk_core *core)
             wk_core_fail(core, seq, MSG_FINISH_FAILED, ERR_TIMEOUT);
         else if (drained) /* retryable: the router carries on elsewhere with what it has */
             wk_core_fail(core, seq, MSG_FINISH_FAILED, ERR_DRAINING);
+        else if (seq->deadline_us != 0 && (next == 0 || seq->deadline_us < next))
+            next = seq->deadline_us;
     }
     if (drained)
         core->drain_deadline_us = 0;
+    return next;
 }
 
 void wk_core_hand_back(struct wk_core *core)

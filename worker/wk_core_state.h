@@ -144,7 +144,7 @@ void wk_core_free(struct wk_core *core, struct wk_seq *seq);
 /* wk_core_request.c */
 void wk_core_assign(struct wk_core *core, const struct msg *m);
 void wk_core_router_state(struct wk_core *core, const struct msg *m);
-void wk_core_deadlines(struct wk_core *core);
+uint64_t wk_core_deadlines(struct wk_core *core); /* when the next one passes; 0 = none */
 /* Hands every request that no plan holds back to the router, which carries on elsewhere. */
 void wk_core_hand_back(struct wk_core *core);
 /* Tokens [0, count) of r (NULL with 0) leave, with the finish unless it is NONE. */

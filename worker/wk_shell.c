@@ -32,7 +32,7 @@ static const char *const peer_names[WK_PEER_COUNT] = {"router", "kvmgr", "drafte
 
 /* ---- messages ---- */
 
-void wk_shell_send(struct wk_shell *s, enum wk_peer to, const struct msg *m)
+static void send_frames(struct wk_shell *s, enum wk_peer to, const struct msg *m, bool beat)
 {
     CHECK_OBJ(s, WK_SHELL_MAGIC);
     struct wire_frame frames[WIRE_FRAMES_MAX];
@@ -43,12 +43,23 @@ void wk_shell_send(struct wk_shell *s, enum wk_peer to, const struct msg *m)
     for (uint32_t i = 0; e == ERR_OK && i < count; i++)
         out[i] = (struct bus_frame){frames[i].bytes, frames[i].count};
     if (e == ERR_OK)
-        e = bus_send(s->sockets[to], NULL, out, count);
-    if (e != ERR_OK) {
+        e = beat ? bus_send_beat(s->sockets[to], out, count)
+                 : bus_send(s->sockets[to], NULL, out, count);
+    if (e != ERR_OK && !(beat && e == ERR_CLOSED)) {
         s->unsent++;
         log_warn(WORKER, "message not sent", "to=%s type=%s code=%s", peer_names[to],
                  msg_type_name(m->type), err_name(e));
     }
+}
+
+void wk_shell_send(struct wk_shell *s, enum wk_peer to, const struct msg *m)
+{
+    send_frames(s, to, m, false);
+}
+
+void wk_shell_beat(struct wk_shell *s, enum wk_peer to, const struct msg *m)
+{
+    send_frames(s, to, m, true);
 }
 
 static void carry_out(struct wk_shell *s)
@@ -68,6 +79,7 @@ static void carry_out(struct wk_shell *s)
         case WK_ACT_RUN:
             CHECK(!s->busy);
             s->busy = true;
+            s->run_us = loop_now_us(s->loop);
             wk_exec_run(s->exec, s->actions.plan);
             break;
         }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The shell's side of the drafter: hellos, and what it says goes to the core. */
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "lib/base/check.h"
 #include "lib/base/log.h"
@@ -17,7 +18,7 @@ void wk_shell_draft_beat(struct wk_shell *s)
         .epoch = s->kv.epoch,
         .model_fp = wk_exec_loaded(s->exec)->info->model_fp,
     };
-    wk_shell_send(s, WK_DRAFTER, &m);
+    wk_shell_beat(s, WK_DRAFTER, &m);
 }
 
 void wk_shell_draft_message(struct wk_shell *s, const struct msg *m)
@@ -28,6 +29,8 @@ void wk_shell_draft_message(struct wk_shell *s, const struct msg *m)
     if (m->type == MSG_DRAFT_HELLO_REPLY &&
         m->u.draft_hello_reply.incarnation != s->drafter_incarnation) {
         s->drafter_incarnation = m->u.draft_hello_reply.incarnation;
+        snprintf(s->drafter_source, sizeof s->drafter_source, "%.31s",
+                 m->u.draft_hello_reply.source);
         log_info(WORKER, "drafter up", "source=%s drafts_max=%u incarnation=%016" PRIx64,
                  m->u.draft_hello_reply.source, m->u.draft_hello_reply.draft_tokens_max,
                  s->drafter_incarnation);

@@ -36,7 +36,7 @@ static void attach_send(struct wk_shell *s)
         .model_fp = info->model_fp,
     };
     s->kv.asked_us = loop_now_us(s->loop);
-    wk_shell_send(s, WK_KVMGR, &m);
+    wk_shell_beat(s, WK_KVMGR, &m);
 }
 
 /* ---- mapping ---- */
@@ -175,7 +175,8 @@ static void arena_take(struct wk_shell *s)
     kv->offered = false;
     enum err e = arena_map(s, &kv->offer, &mapping, &detail);
     if (e == ERR_UNSUPPORTED && s->core != NULL) {
-        wk_shell_fail(s, detail.text); /* the tables are made for another block size */
+        wk_shell_fail(s, detail.text); /* the tables are made for another block size ... */
+        s->exit_code = 1;              /* ... and will be made anew after a new start */
         return;
     }
     if (e != ERR_OK) {
@@ -293,5 +294,5 @@ void wk_shell_kv_beat(struct wk_shell *s)
         .leases = s->leases,
     };
     CHECK(m.u.kv_ping.lease_count <= max);
-    wk_shell_send(s, WK_KVMGR, &m);
+    wk_shell_beat(s, WK_KVMGR, &m);
 }

@@ -72,7 +72,9 @@ struct wk_shell {
     struct arena arena_in, arena_out, arena_core;
 
     struct wk_exec *exec;
-    bool loaded, load_failed, busy; /* busy: a plan is in flight */
+    bool loaded, load_failed, busy; /* busy: a plan is in flight ... */
+    uint64_t run_us;                /* ... since then */
+    char drafter_source[32];        /* as it says; "" before */
     uint64_t load_begun_us, load_bytes, load_seen_us;
     struct wk_core *core; /* NULL until loaded and attached once */
     struct wk_core_options core_options;
@@ -85,12 +87,14 @@ struct wk_shell {
     bool stopping;
     int exit_code;
     struct wk_published published;
-    uint64_t bad_messages, unsent, gaps_seen, steps_seen;
+    uint64_t bad_messages, unsent, gaps_seen, steps_seen, tokens_seen;
     struct metric metrics[WK_METRIC_COUNT];
 };
 
 /* wk_shell.c */
 void wk_shell_send(struct wk_shell *s, enum wk_peer to, const struct msg *m);
+/* The same for what is repeated every beat: it does not pile up for a peer that is away. */
+void wk_shell_beat(struct wk_shell *s, enum wk_peer to, const struct msg *m);
 void wk_shell_step(struct wk_shell *s, struct wk_event *event);
 void wk_shell_fail(struct wk_shell *s, const char *why); /* ends the process with an error */
 

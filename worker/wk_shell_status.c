@@ -59,6 +59,7 @@ static void info_fill(struct wk_shell *s, struct msg_worker_info *w)
     w->worker_id = p->id;
     w->incarnation = s->incarnation;
     w->numerics = p->numerics;
+    w->step_age_us = s->busy ? loop_now_us(s->loop) - s->run_us : 0;
     if (w->blocks_free > w->blocks_total)
         w->blocks_free = w->blocks_total;
 }
@@ -85,7 +86,7 @@ void wk_shell_publish(struct wk_shell *s, bool always)
     s->published = now;
     struct msg m = {.type = MSG_WORKER_STATE, .epoch = s->kv.epoch};
     info_fill(s, &m.u.worker);
-    wk_shell_send(s, WK_ROUTER, &m);
+    wk_shell_beat(s, WK_ROUTER, &m);
 }
 
 /* ---- metrics ---- */
@@ -102,6 +103,12 @@ void wk_shell_observe(struct wk_shell *s)
         if (t->kind_last == WK_PLAN_DECODE)
             metric_observe(&wk_metric_rows[WK_METRIC_step_rows], &s->metrics[WK_METRIC_step_rows],
                            t->rows_last);
+    }
+    uint64_t tokens = t->rows_prefill + t->tokens_output;
+    if (tokens != s->tokens_seen) { /* slices between the layers of a batch have none */
+        metric_observe(&wk_metric_rows[WK_METRIC_iteration_tokens],
+                       &s->metrics[WK_METRIC_iteration_tokens], (double)(tokens - s->tokens_seen));
+        s->tokens_seen = tokens;
     }
     if (t->gaps != s->gaps_seen) { /* one of them stands for those of the same step */
         s->gaps_seen = t->gaps;
@@ -195,14 +202,15 @@ static void on_health(void *arg, struct str *out)
                    ",\"seqs_live\":%u,\"seqs_max\":%u,\"tokens_queued\":%" PRIu64
                    ",\"blocks_free\":%u,\"blocks_total\":%u,\"context_max\":%u"
                    ",\"numerics\":\"%s\",\"spec\":\"%s\",\"quantization\":\"%s\""
+                   ",\"step_age_ms\":%" PRIu64 ",\"drafter\":\"%s\""
                    ",\"kv_state\":%u,\"drafter_state\":%u,\"ledger\":{\"accepted\":%" PRIu64
                    ",\"finished\":%" PRIu64 ",\"failed\":%" PRIu64 ",\"cancelled\":%" PRIu64
                    ",\"live\":%" PRIu64 "}",
                    phase(s), done, total, info.seqs_live, info.seqs_max, info.tokens_queued,
                    info.blocks_free, info.blocks_total, info.context_max, info.numerics, info.spec,
-                   info.quantization, info.kv_state, info.drafter_state, info.ledger.accepted,
-                   info.ledger.finished, info.ledger.failed, info.ledger.cancelled,
-                   info.ledger.live);
+                   info.quantization, info.step_age_us / 1000, s->drafter_source, info.kv_state,
+                   info.drafter_state, info.ledger.accepted, info.ledger.finished,
+                   info.ledger.failed, info.ledger.cancelled, info.ledger.live);
 }
 
 static void on_heartbeat(void *arg, void (*add)(void *add_arg, const char *name, const char *value),
@@ -219,6 +227,9 @@ static void on_heartbeat(void *arg, void (*add)(void *add_arg, const char *name,
     add(add_arg, "quantization", info.quantization);
     add(add_arg, "phase", phase(s));
     add(add_arg, "engine_build", TANDEM_VERSION);
+    snprintf(text, sizeof text, "%" PRIu64, info.step_age_us / 1000);
+    add(add_arg, "step_age_ms", text);
+    add(add_arg, "drafter_fp", s->drafter_source);
     snprintf(text, sizeof text, "%u", info.seqs_live);
     add(add_arg, "inflight", text);
     snprintf(text, sizeof text, "%" PRIu64, info.tokens_queued);

@@ -74,8 +74,9 @@ enum err op_moe_dispatch_ref(const struct op_moe_dispatch_args *a, const struct 
     CHECK(a->experts <= OP_EXPERTS_MAX);
     uint32_t pairs = a->rows * a->top_k;
     for (uint32_t i = 0; i < pairs; i++) {
-        DCHECK((uint32_t)a->chosen[i] < a->experts);
-        next[a->chosen[i]]++;
+        uint32_t expert = (uint32_t)a->chosen[i] - a->expert_first;
+        if (expert < a->experts)
+            next[expert]++;
     }
     uint32_t sum = 0;
     for (uint32_t e = 0; e < a->experts; e++) {
@@ -85,7 +86,11 @@ enum err op_moe_dispatch_ref(const struct op_moe_dispatch_args *a, const struct 
     }
     a->offsets[a->experts] = sum;
     for (uint32_t i = 0; i < pairs; i++) {
-        uint32_t pair = next[a->chosen[i]]++;
+        uint32_t expert = (uint32_t)a->chosen[i] - a->expert_first;
+        a->pair_of[i] = a->outside;
+        if (expert >= a->experts)
+            continue;
+        uint32_t pair = next[expert]++;
         a->pair_rows[pair] = i / a->top_k;
         a->pair_of[i] = pair;
     }

@@ -141,17 +141,30 @@ static void sample_append(void *arg, const char *sample, const char *value)
     str_add_format(arg, "%s %s\n", sample, value);
 }
 
+/* Before the first row of a name. */
+static void describe_row(const struct metric_row *rows, size_t i, struct str *out)
+{
+    static const char *const kinds[] = {"counter", "gauge", "histogram"};
+    CHECK((size_t)rows[i].kind < ARRAY_COUNT(kinds));
+    if (i == 0 || strcmp(rows[i].name, rows[i - 1].name) != 0)
+        str_add_format(out, "# HELP %s %s\n# TYPE %s %s\n", rows[i].name, rows[i].help,
+                       rows[i].name, kinds[rows[i].kind]);
+}
+
+void metrics_describe(const struct metric_row *rows, size_t count, struct str *out)
+{
+    CHECK(rows != NULL || count == 0);
+    for (size_t i = 0; i < count; i++)
+        describe_row(rows, i, out);
+}
+
 void metrics_render(const struct metric_row *rows, const struct metric *values, size_t count,
                     const char *common_labels, struct str *out)
 {
-    static const char *const kinds[] = {"counter", "gauge", "histogram"};
     CHECK(rows != NULL || count == 0);
     CHECK(common_labels != NULL && out != NULL);
     for (size_t i = 0; i < count; i++) {
-        CHECK((size_t)rows[i].kind < ARRAY_COUNT(kinds));
-        if (i == 0 || strcmp(rows[i].name, rows[i - 1].name) != 0)
-            str_add_format(out, "# HELP %s %s\n# TYPE %s %s\n", rows[i].name, rows[i].help,
-                           rows[i].name, kinds[rows[i].kind]);
+        describe_row(rows, i, out);
         row_each(&rows[i], &values[i], common_labels, sample_append, out);
     }
 }

@@ -62,6 +62,9 @@ void metric_observe(const struct metric_row *row, struct metric *m, double value
 void metrics_render(const struct metric_row *rows, const struct metric *values, size_t count,
                     const char *common_labels, struct str *out);
 
+/* HELP and TYPE of every name, without samples. */
+void metrics_describe(const struct metric_row *rows, size_t count, struct str *out);
+
 /* Calls back with every sample as (full name with labels, value text): what goes into the Redis
  * metrics hash.  Histogram buckets are cumulative, as Prometheus wants them. */
 typedef void (*metrics_sample_fn)(void *arg, const char *sample, const char *value);

@@ -48,6 +48,8 @@ struct hash128 identity_fingerprint(const struct safetensors *set,
     }
     add_text(&h, texts->config, texts->config_bytes);
     add_text(&h, texts->tokenizer != NULL ? texts->tokenizer : "", texts->tokenizer_bytes);
+    if (texts->chat_template != NULL)
+        add_text(&h, texts->chat_template, texts->chat_template_bytes);
     return hash_xxh3_end(&h);
 }
 

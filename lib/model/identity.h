@@ -21,6 +21,8 @@ struct identity_texts {
     size_t config_bytes;
     const char *tokenizer; /* NULL if there is none */
     size_t tokenizer_bytes;
+    const char *chat_template; /* chat_template.jinja; NULL if there is none */
+    size_t chat_template_bytes;
 };
 
 /* hashes [safetensors_count]: of the tensors' bytes, as lib/model/load_pass.h makes them. */

@@ -87,4 +87,5 @@ void layer_dsa(struct model_cursor *c, uint32_t layer)
         .heads = heads, .nope = config->nope_dim, .v_dim = config->v_dim, .latent = rank);
     cursor_tap(c, layer, MODEL_INPUT_O, b->o, heads * config->v_dim);
     cursor_linear(c, &w->o, b->o, heads * config->v_dim, b->y, config->hidden);
+    cursor_reduce(c);
 }

@@ -56,4 +56,5 @@ void layer_kda(struct model_cursor *c, uint32_t layer)
         .heads = heads, .dim = dim, .eps = config->rms_eps);
     cursor_tap(c, layer, MODEL_INPUT_O, b->o, inner);
     cursor_linear(c, &w->o, b->o, inner, b->y, config->hidden);
+    cursor_reduce(c);
 }

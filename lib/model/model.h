@@ -17,6 +17,7 @@
 
 #include "lib/base/err.h"
 #include "lib/base/hash.h"
+#include "lib/model/shard.h"
 
 #define MODEL_DRAFT_ROWS_MAX 8 /* rows of a verify step: one committed token + K <= 7 */
 #define MODEL_STOP_IDS_MAX   16
@@ -30,10 +31,23 @@ enum model_numerics { MODEL_EXACT, MODEL_FAST };
 /* Called during load from the loading thread; may be NULL. */
 typedef void (*model_progress_fn)(void *arg, uint64_t bytes_done, uint64_t bytes_total);
 
+/* One model over several ranks: who this one is, and how it meets the others.  Every rank calls the
+ * same collectives in the same order; sums come back with the same bits on every rank.  A call
+ * that fails has left the group: see model_cursor_fault. */
+struct model_group {
+    uint32_t rank, ranks;
+    enum shard_moe moe;
+    enum err (*all_reduce)(void *arg, float *values, size_t count);
+    enum err (*all_gather)(void *arg, const void *own, size_t bytes, void *ret_all);
+    void *arg;
+};
+
 struct model_options {
     const char *directory; /* config.json, *.safetensors, optionally tokenizer.json */
     enum model_numerics numerics;
     uint32_t threads; /* 0 = one per core */
+    /* NULL: this process holds the whole model.  Copied; not called while loading. */
+    const struct model_group *group;
     model_progress_fn progress;
     void *progress_arg;
 };
@@ -134,6 +148,9 @@ void model_advance(struct model_cursor *c, uint32_t layer_end);
 uint32_t model_cursor_layer(const struct model_cursor *c); /* next layer to run */
 const float *model_finish(struct model_cursor *c);
 void model_abandon(struct model_cursor *c);
+/* Why the batch in flight is worth nothing: a collective failed and the rest was skipped.  ERR_OK
+ * else; begin starts afresh. */
+enum err model_cursor_fault(const struct model_cursor *c);
 
 /* Test and eval hook: called after each layer with the batch's rows.  mean_stream [rows, hidden];
  * experts [rows, top_k] ascending ids (NULL on dense layers); attend: for DSA layers, row r's

@@ -76,7 +76,13 @@ static void take_mlp(struct model_cursor *c, uint64_t rows)
     b->pair_of = mem_take_array(pairs, sizeof(uint32_t));
     b->mlp_gate = take_rows(wide, 1);
     b->mlp_up = take_rows(wide, 1);
-    b->expert_out = take_rows(pairs, config->hidden);
+    b->expert_out = take_rows(pairs + 1, config->hidden); /* the last stays zero */
+}
+
+/* Columns of a rank's logits in a gather: the largest share, which rank 0 has. */
+static uint32_t vocab_part(const struct model *m)
+{
+    return shard_split(m->config.vocab_size, 1, m->group.ranks, 0).count;
 }
 
 enum err model_cursor_create(struct model *m, const struct model_cursor_options *options,
@@ -106,6 +112,11 @@ enum err model_cursor_create(struct model *m, const struct model_cursor_options 
     take_mlp(c, rows);
     c->b.head_x = take_rows(options->logits_rows_max + 1u, hidden);
     c->b.logits = take_rows(options->logits_rows_max + 1u, m->config.vocab_size);
+    if (m->group.ranks > 1) {
+        uint64_t part = vocab_part(m);
+        c->b.head_part = take_rows(options->logits_rows_max + 1u, part);
+        c->b.head_all = take_rows((options->logits_rows_max + 1ull) * m->group.ranks, part);
+    }
     c->b.logits_rows = mem_take_array(options->logits_rows_max + 1u, sizeof(uint32_t));
     *ret_cursor = c;
     return ERR_OK;
@@ -160,12 +171,21 @@ void model_cursor_destroy(struct model_cursor **cursor_p)
                    b->expert_out,
                    b->head_x,
                    b->logits,
+                   b->head_part,
+                   b->head_all,
                    b->logits_rows};
     for (size_t i = 0; i < ARRAY_COUNT(all); i++)
         mem_give(all[i]);
     c->magic = 0;
     mem_give(c);
     *cursor_p = NULL;
+}
+
+void cursor_reduce(struct model_cursor *c)
+{
+    const struct model_group *g = &c->model->group;
+    if (g->ranks > 1 && c->fault == ERR_OK)
+        c->fault = g->all_reduce(g->arg, c->b.y, (size_t)c->row_count * c->model->config.hidden);
 }
 
 void cursor_linear(struct model_cursor *c, const struct op_weight *w, const float *x, uint32_t in,
@@ -240,6 +260,7 @@ void model_begin(struct model_cursor *c, const struct model_kv *kv, const struct
     c->row_count = batch->row_count;
     c->layer = 0;
     c->running = true;
+    c->fault = ERR_OK;
     fill_tables(c, batch);
     for (uint32_t r = 0; r < batch->row_count; r++) {
         CHECK(batch->ids[r] < config->vocab_size);
@@ -296,6 +317,8 @@ void model_advance(struct model_cursor *c, uint32_t layer_end)
     CHECK(c->running);
     CHECK(layer_end <= config->layers);
     for (; c->layer < layer_end; c->layer++) {
+        if (c->fault != ERR_OK)
+            continue;
         const struct weights_layer *w = &c->model->weights->layers[c->layer];
         site_before(c, &w->site[0]);
         if (config->layer_dsa[c->layer])
@@ -317,6 +340,30 @@ uint32_t model_cursor_layer(const struct model_cursor *c)
     return c->layer;
 }
 
+/* Logits of the normed rows; with several ranks each has its part of the vocabulary. */
+static void head(struct model_cursor *c)
+{
+    const struct model *m = c->model;
+    const struct model_group *g = &m->group;
+    struct cursor_buffers *b = &c->b;
+    uint32_t hidden = m->config.hidden, vocab = m->config.vocab_size, part = vocab_part(m);
+    uint32_t rows = c->logits_count;
+    float *y = g->ranks > 1 ? b->head_part : b->logits;
+    RUN(c, linear, .x = b->head_x, .w = m->weights->head, .y = y, .rows = rows, .in = hidden,
+        .out = m->shard.vocab.count, .x_stride = hidden, .y_stride = part);
+    if (g->ranks == 1)
+        return;
+    c->fault = g->all_gather(g->arg, y, (size_t)rows * part * sizeof(*y), b->head_all);
+    if (c->fault != ERR_OK)
+        return;
+    for (uint32_t r = 0; r < g->ranks; r++) {
+        struct shard_range own = shard_split(vocab, 1, g->ranks, r);
+        for (uint32_t row = 0; row < rows; row++)
+            memcpy(b->logits + (uint64_t)row * vocab + own.first,
+                   b->head_all + ((uint64_t)r * rows + row) * part, own.count * sizeof(*y));
+    }
+}
+
 const float *model_finish(struct model_cursor *c)
 {
     CHECK_OBJ(c, CURSOR_MAGIC);
@@ -325,16 +372,20 @@ const float *model_finish(struct model_cursor *c)
     uint32_t hidden = m->config.hidden;
     model_advance(c, m->config.layers);
     c->running = false;
-    if (c->logits_count == 0)
+    if (c->logits_count == 0 || c->fault != ERR_OK)
         return b->logits;
     RUN(c, stream_mean, .h = b->h, .rows_of = b->logits_rows, .z = b->head_x,
         .rows = c->logits_count, .hidden = hidden);
     RUN(c, rms_norm, .x = b->head_x, .w = m->weights->norm, .y = b->head_x, .rows = c->logits_count,
         .groups = 1, .n = hidden, .x_stride = hidden, .y_stride = hidden, .eps = m->config.rms_eps);
-    RUN(c, linear, .x = b->head_x, .w = m->weights->head, .y = b->logits, .rows = c->logits_count,
-        .in = hidden, .out = m->config.vocab_size, .x_stride = hidden,
-        .y_stride = m->config.vocab_size);
+    head(c);
     return b->logits;
+}
+
+enum err model_cursor_fault(const struct model_cursor *c)
+{
+    CHECK_OBJ(c, CURSOR_MAGIC);
+    return c->fault;
 }
 
 void model_abandon(struct model_cursor *c)

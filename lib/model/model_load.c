@@ -98,17 +98,17 @@ static enum err load_tensors(struct model *m, const struct model_options *option
     struct format_hint hint;
     TRY(identity_hint(options->directory, &hint, detail));
     TRY(safetensors_open_directory(options->directory, &m->tensors, detail));
-    m->weights = weights_create(&m->config);
+    m->weights = weights_create_shard(&m->whole, &m->shard);
     op_table_cpu(&m->ops, options->numerics == MODEL_FAST ? OP_FAST_F32 : OP_EXACT, op_cpu_best());
     op_table_text(&m->ops, m->kernels, sizeof(m->kernels));
     m->info.kernels = m->kernels;
     /* The reference widens a weight at every use: worth doing once where the model is small. */
     struct weights_bind_options bind = {.widen = op_cpu_best() == OP_CPU_REF &&
-                                                 weights_parameters(&m->config) * sizeof(float) <=
+                                                 weights_parameters(&m->whole) * sizeof(float) <=
                                                      WIDEN_BYTES_MAX,
                                         .hint = &hint,
                                         .ctx = &m->ctx};
-    TRY(weights_bind(m->weights, &m->config, m->tensors, &bind, detail));
+    TRY(weights_bind(m->weights, &m->whole, m->tensors, &bind, detail));
     struct hash128 *hashes = mem_take_array(safetensors_count(m->tensors) + 1, sizeof(*hashes));
     enum err e = load_pass(m->tensors, m->weights, &m->ctx, options->progress,
                            options->progress_arg, hashes, detail);
@@ -136,6 +136,16 @@ static void start_threads(struct model *m, uint32_t threads)
     m->ctx.pool = m->pool;
 }
 
+static enum err take_share(struct model *m, const struct model_group *group,
+                           struct err_detail *detail)
+{
+    m->group = group != NULL ? *group : (struct model_group){.ranks = 1};
+    CHECK(m->group.ranks == 1 || (m->group.all_reduce != NULL && m->group.all_gather != NULL));
+    TRY(shard_plan(&m->whole, m->group.rank, m->group.ranks, m->group.moe, &m->shard, detail));
+    m->config = shard_config(&m->whole, &m->shard);
+    return ERR_OK;
+}
+
 static enum err load(struct model *m, const struct model_options *options,
                      struct identity_texts *texts, struct err_detail *detail)
 {
@@ -144,12 +154,20 @@ static enum err load(struct model *m, const struct model_options *options,
     TRY(read_file(options->directory, "config.json", TEXT_BYTES_MAX, &text, &bytes, detail));
     texts->config = text;
     texts->config_bytes = bytes;
-    TRY(model_config_parse(texts->config, texts->config_bytes, &m->config, detail));
+    TRY(model_config_parse(texts->config, texts->config_bytes, &m->whole, detail));
+    TRY(take_share(m, options->group, detail));
     enum err e =
         read_file(options->directory, "tokenizer.json", TEXT_BYTES_MAX, &text, &bytes, detail);
     if (e == ERR_OK) {
         texts->tokenizer = text;
         texts->tokenizer_bytes = bytes;
+    } else if (e != ERR_NOT_FOUND) {
+        return e;
+    }
+    e = read_file(options->directory, "chat_template.jinja", TEXT_BYTES_MAX, &text, &bytes, detail);
+    if (e == ERR_OK) {
+        texts->chat_template = text;
+        texts->chat_template_bytes = bytes;
     } else if (e != ERR_NOT_FOUND) {
         return e;
     }
@@ -170,6 +188,7 @@ enum err model_load(const struct model_options *options, struct model **ret_mode
     enum err e = load(m, options, &texts, detail);
     free((void *)(uintptr_t)texts.config);
     free((void *)(uintptr_t)texts.tokenizer);
+    free((void *)(uintptr_t)texts.chat_template);
     if (e != ERR_OK) {
         model_destroy(&m);
         return e;
@@ -197,7 +216,7 @@ void model_destroy(struct model **model_p)
 const struct model_config *model_config(const struct model *m)
 {
     CHECK_OBJ(m, MODEL_MAGIC);
-    return &m->config;
+    return &m->whole;
 }
 
 const struct model_info *model_info(const struct model *m)

@@ -33,7 +33,10 @@ struct state_layer {
 
 struct model {
     uint32_t magic;
-    struct model_config config;
+    struct model_config whole;  /* as the checkpoint says */
+    struct model_config config; /* as this rank's ops see it: its own heads and widths */
+    struct shard shard;
+    struct model_group group;
     struct model_info info;
     struct op_table ops;
     char kernels[OP_TABLE_TEXT_BYTES];
@@ -64,6 +67,7 @@ struct cursor_buffers {
     int32_t *chosen;
     uint32_t *offsets, *pair_rows, *pair_of;
     float *head_x, *logits;
+    float *head_part, *head_all; /* several ranks: own columns of the logits; those of all */
     uint32_t *logits_rows;
 };
 
@@ -79,6 +83,7 @@ struct model_cursor {
     uint32_t seq_count, row_count, logits_count;
     uint32_t layer; /* next to run */
     bool running;
+    enum err fault; /* of a collective */
     struct model_probe probe;
     bool probing;
     struct model_tap tap; /* input NULL: off */
@@ -98,6 +103,9 @@ void cursor_linear(struct model_cursor *c, const struct op_weight *w, const floa
 /* Shows the tap what a group of linears reads: all rows of the batch. */
 void cursor_tap(struct model_cursor *c, uint32_t layer, enum model_input which, const float *x,
                 uint32_t in);
+
+/* Sums b.y [rows, hidden] over the ranks. */
+void cursor_reduce(struct model_cursor *c);
 
 /* x: the normed input [rows, hidden]; the sublayer's result goes to b.y. */
 void layer_kda(struct model_cursor *c, uint32_t layer);

@@ -15,21 +15,29 @@
 
 struct weights *weights_create(const struct model_config *config)
 {
+    struct shard whole;
+    CHECK(shard_plan(config, 0, 1, SHARD_MOE_EP, &whole, NULL) == ERR_OK);
+    return weights_create_shard(config, &whole);
+}
+
+struct weights *weights_create_shard(const struct model_config *config, const struct shard *shard)
+{
     struct weights *w = mem_take(sizeof(*w));
+    w->shard = *shard;
     w->layer_count = config->layers;
     w->layers = mem_take_array(config->layers, sizeof(*w->layers));
     for (uint32_t i = 0; i < config->layers; i++) {
         struct weights_layer *l = &w->layers[i];
         if (!config->layer_dsa[i]) {
-            uint64_t part = (uint64_t)config->kda_heads * config->kda_dim * config->conv_taps;
+            uint64_t part = (uint64_t)shard->kda_heads.count * config->kda_dim * config->conv_taps;
             l->kda.conv = mem_take_array(3 * part, sizeof(float));
             for (int k = 0; k < 3; k++)
                 l->kda.conv_part[k] = l->kda.conv + (uint64_t)k * part;
         }
         if (config->layer_moe[i]) {
-            l->gate = mem_take_array(config->experts, sizeof(*l->gate));
-            l->up = mem_take_array(config->experts, sizeof(*l->up));
-            l->down = mem_take_array(config->experts, sizeof(*l->down));
+            l->gate = mem_take_array(shard->experts.count, sizeof(*l->gate));
+            l->up = mem_take_array(shard->experts.count, sizeof(*l->up));
+            l->down = mem_take_array(shard->experts.count, sizeof(*l->down));
         }
     }
     return w;
@@ -186,12 +194,41 @@ static bool bind_format(struct bind *b, const struct weights_want *want, const c
 static bool stays(const struct bind *b, const struct weights_want *want,
                   const struct weights_linear *l)
 {
-    const struct op_quantised *s = &l->stored;
+    const struct op_quantised *s = &l->piece;
     if (want->dense)
         return false;
     if (s->format != OP_FORMAT_PLAIN)
         return !want->dense_quantised && !(want->dense_exl3 && s->format == OP_FORMAT_EXL3);
     return !b->options->widen && (uintptr_t)s->codes % op_dtype_bytes(s->dtype) == 0;
+}
+
+static uint64_t piece_bytes(const struct weights_linear *l)
+{
+    return (uint64_t)l->piece.out * l->piece.in * op_dtype_bytes(l->piece.dtype);
+}
+
+/* What this rank holds of the matrix; false where that is nothing, or where the storage cannot be
+ * cut there. */
+static bool cut_matrix(struct bind *b, const struct weights_want *want, struct weights_linear *l)
+{
+    uint32_t out = l->info.out, in = l->info.in;
+    bool rows = want->cut == WEIGHTS_ROWS, columns = want->cut == WEIGHTS_COLUMNS;
+    l->piece = l->stored;
+    if (want->cut == WEIGHTS_WHOLE || (want->first == 0 && want->count == (rows ? out : in)))
+        return true;
+    if (want->count == 0) {
+        l->place = NULL;
+        return false;
+    }
+    if (op_quantised_cut(&l->stored, rows ? want->first : 0, rows ? want->count : out,
+                         columns ? want->first : 0, columns ? want->count : in,
+                         &l->piece) == ERR_OK)
+        return true;
+    b->err = err_set(b->detail, ERR_UNSUPPORTED,
+                     "tensor \"%s\": rank %u's %s [%u, %u) begin or end inside a unit of %s",
+                     want->name, b->weights->shard.rank, rows ? "rows" : "columns", want->first,
+                     want->first + want->count, format_kind_name(l->info.kind));
+    return false;
 }
 
 static void check_matrix(struct bind *b, const struct weights_want *want)
@@ -201,12 +238,23 @@ static void check_matrix(struct bind *b, const struct weights_want *want)
     if (!(prefix_of(want, prefix) ? bind_format(b, want, prefix, l) : bind_bare(b, want, l)))
         return;
     l->place = want->matrix;
+    if (!cut_matrix(b, want, l))
+        return;
     l->dense = !stays(b, want, l);
+    l->copied = !l->dense && l->piece.format == OP_FORMAT_PLAIN && l->piece.in != l->info.in;
     if (l->dense)
-        b->floats += pool_share((uint64_t)l->info.out * l->info.in);
-    if (l->dense && l->stored.bias != NULL)
+        b->floats += pool_share((uint64_t)l->piece.out * l->piece.in);
+    else if (l->copied)
+        b->floats += pool_share(piece_bytes(l) / sizeof(float) + 1);
+    if ((l->dense || l->copied) && l->piece.bias != NULL)
         b->err = err_set(b->detail, ERR_UNSUPPORTED, "tensor \"%s.%s\": no bias can stand here",
                          prefix, l->info.bias);
+}
+
+/* Elements of a vector that this rank holds. */
+static uint64_t vector_count(const struct weights_want *want, const struct safetensors_tensor *t)
+{
+    return want->cut == WEIGHTS_WHOLE ? t->elements : t->elements / want->shape[0] * want->count;
 }
 
 static void check_one(void *arg, const struct weights_want *want)
@@ -223,7 +271,7 @@ static void check_one(void *arg, const struct weights_want *want)
         return;
     b->used[t - safetensors_at(b->set, 0)] = 1;
     if (*want->vector == NULL)
-        b->floats += pool_share(t->elements);
+        b->floats += pool_share(vector_count(want, t));
 }
 
 static float *take_pool(struct bind *b, uint64_t elements)
@@ -237,15 +285,23 @@ static float *take_pool(struct bind *b, uint64_t elements)
 static void bind_matrix(struct bind *b)
 {
     struct weights_linear *l = &b->weights->linears[b->linears++];
+    if (l->place == NULL)
+        return;
     if (l->dense) {
-        float *out = take_pool(b, (uint64_t)l->info.out * l->info.in);
-        struct op_dequantise_args a = {.w = &l->stored, .y = out};
+        float *out = take_pool(b, (uint64_t)l->piece.out * l->piece.in);
+        struct op_dequantise_args a = {.w = &l->piece, .y = out};
         CHECK(op_dequantise_ref(&a, b->options->ctx) == ERR_OK);
         *l->place = (struct op_weight){.data = out, .dtype = OP_F32};
-    } else if (l->stored.format == OP_FORMAT_PLAIN && l->stored.bias == NULL) {
-        *l->place = (struct op_weight){.data = l->stored.codes, .dtype = l->stored.dtype};
+    } else if (l->copied) {
+        uint64_t row = piece_bytes(l) / l->piece.out;
+        uint8_t *out = (uint8_t *)take_pool(b, piece_bytes(l) / sizeof(float) + 1);
+        for (uint32_t r = 0; r < l->piece.out; r++)
+            memcpy(out + r * row, l->piece.codes + r * l->piece.row_bytes, row);
+        *l->place = (struct op_weight){.data = out, .dtype = l->piece.dtype};
+    } else if (l->piece.format == OP_FORMAT_PLAIN && l->piece.bias == NULL) {
+        *l->place = (struct op_weight){.data = l->piece.codes, .dtype = l->piece.dtype};
     } else {
-        *l->place = (struct op_weight){.quantised = &l->stored};
+        *l->place = (struct op_weight){.quantised = &l->piece};
     }
 }
 
@@ -258,10 +314,14 @@ static void bind_one(void *arg, const struct weights_want *want)
     }
     const struct safetensors_tensor *t = find(b, want);
     CHECK(t != NULL);
+    uint64_t count = vector_count(want, t), each = t->elements / want->shape[0];
     if (*want->vector == NULL)
-        *want->vector = take_pool(b, t->elements);
-    const struct op_quantised row = {
-        .out = 1, .in = (uint32_t)t->elements, .codes = t->data, .dtype = dtype_of(t)};
+        *want->vector = take_pool(b, count);
+    const struct op_quantised row = {.out = 1,
+                                     .in = (uint32_t)count,
+                                     .codes =
+                                         t->data + want->first * each * op_dtype_bytes(dtype_of(t)),
+                                     .dtype = dtype_of(t)};
     op_quantised_row(&row, 0, 0, row.in, *want->vector);
     for (uint32_t i = 0; i < row.in && b->err == ERR_OK; i++)
         if (!isfinite((*want->vector)[i]))

@@ -18,6 +18,7 @@
 #include "lib/base/err.h"
 #include "lib/model/config.h"
 #include "lib/model/format.h"
+#include "lib/model/shard.h"
 
 struct safetensors;
 
@@ -52,19 +53,22 @@ struct weights_layer {
     struct weights_mlp shared; /* MoE layers, and what follows */
     struct op_weight router;
     float *router_bias;
-    struct op_weight *gate, *up, *down; /* [experts] */
+    struct op_weight *gate, *up, *down; /* [experts of this rank] */
 };
 
 /* A matrix as the checkpoint holds it. */
 struct weights_linear {
     const struct safetensors_tensor *tensor; /* its codes */
     struct op_weight *place;
-    bool dense; /* becomes f32 */
+    bool dense;  /* becomes f32 */
+    bool copied; /* a plain piece by columns: its rows are brought together */
     struct format_info info;
     struct op_quantised stored;
+    struct op_quantised piece; /* what this rank holds of it: all, unless it is one of several */
 };
 
 struct weights {
+    struct shard shard;
     struct op_weight embed, head;
     float *norm;
     uint32_t layer_count;
@@ -75,8 +79,10 @@ struct weights {
     uint32_t linear_count;
 };
 
-/* The skeleton without values, for binding and for counting. */
+/* The skeleton without values, for binding and for counting: of the whole model, or of one rank's
+ * share of it.  The config is the whole model's. */
 struct weights *weights_create(const struct model_config *config);
+struct weights *weights_create_shard(const struct model_config *config, const struct shard *shard);
 void weights_destroy(struct weights **w_p);
 
 struct weights_bind_options {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lib/model/weights_names.h - every tensor of the text model: its name, shape and place.
  *
- * Inner part of weights.c.  Pure: walks the names in a fixed order and calls back. */
+ * Inner part of weights.c.  Pure: walks the names in a fixed order and calls back.  Shapes are
+ * those of the checkpoint, whatever a rank's share is. */
 #ifndef LIB_MODEL_WEIGHTS_NAMES_H
 #define LIB_MODEL_WEIGHTS_NAMES_H
 
@@ -24,6 +25,10 @@ struct weights_want {
     bool dense_quantised;     /* ... if it is stored in any format but a plain one */
     struct op_weight *matrix; /* exactly one of the two is set */
     float **vector;           /* always f32; a place that is set is copied into */
+    /* What this rank holds of it: rows [first, + count) or, of a matrix, columns; count 0: no
+     * part, its place stays empty. */
+    enum { WEIGHTS_WHOLE, WEIGHTS_ROWS, WEIGHTS_COLUMNS } cut;
+    uint32_t first, count;
 };
 
 typedef void (*weights_want_fn)(void *arg, const struct weights_want *want);

@@ -29,6 +29,7 @@
 struct bus {
     uint32_t magic;
     uint32_t socket_count;
+    uint32_t monitor_count; /* ever made: each has its own name */
     struct loop *loop;
     void *context;
 };
@@ -37,8 +38,11 @@ struct bus_socket {
     uint32_t magic;
     bool bound;
     bool draining;
+    bool connected;  /* as of the last event taken from `monitor` */
+    bool beat_waits; /* one was queued since the connection went away */
     struct bus *bus;
     void *zmq;
+    void *monitor; /* of a connected socket: its connections come and go */
     struct loop_watch *watch;
     struct loop_timer *again; /* fires at once: events that the descriptor will not announce */
     bus_fn fn;
@@ -242,6 +246,47 @@ static struct bus_socket *socket_create(struct bus *b, const char *endpoint, boo
     return s;
 }
 
+static void monitor_open(struct bus_socket *s)
+{
+    char name[48];
+    snprintf(name, sizeof(name), "inproc://monitor-%u", s->bus->monitor_count++);
+    CHECK(zmq_socket_monitor(s->zmq, name,
+                             ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED) == 0);
+    s->monitor = zmq_socket(s->bus->context, ZMQ_PAIR);
+    CHECK(s->monitor != NULL && zmq_connect(s->monitor, name) == 0);
+}
+
+static void monitor_close(struct bus_socket *s)
+{
+    if (s->monitor == NULL)
+        return;
+    CHECK(zmq_socket_monitor(s->zmq, NULL, 0) == 0);
+    option_int(s->monitor, ZMQ_LINGER, 0);
+    CHECK(zmq_close(s->monitor) == 0);
+    s->monitor = NULL;
+}
+
+/* Takes what has happened; an event is a part of 6 bytes (event u16, value u32) and one with the
+ * address.  ZeroMQ makes few: one when a connection is there and one when it is gone. */
+static bool socket_connected(struct bus_socket *s)
+{
+    zmq_msg_t part;
+    CHECK(zmq_msg_init(&part) == 0);
+    bool first = true;
+    while (msg_receive(&part, s->monitor) >= 0) {
+        uint16_t event = 0;
+        if (first && zmq_msg_size(&part) >= sizeof(event))
+            memcpy(&event, zmq_msg_data(&part), sizeof(event));
+        first = zmq_msg_more(&part) == 0;
+        if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED)
+            s->connected = true;
+        else if (event == ZMQ_EVENT_DISCONNECTED)
+            s->connected = false;
+    }
+    zmq_msg_close(&part);
+    return s->connected;
+}
+
 static void socket_watch(struct bus_socket *s)
 {
     int fd = -1;
@@ -261,6 +306,7 @@ void bus_socket_destroy(struct bus_socket **socket_p)
     CHECK(!s->draining); /* never from its own callback */
     loop_watch_destroy(&s->watch);
     loop_timer_destroy(&s->again);
+    monitor_close(s);
     CHECK(zmq_close(s->zmq) == 0);
     if (s->file[0] != '\0')
         unlink(s->file); /* ZeroMQ leaves it */
@@ -309,7 +355,8 @@ enum err bus_bind(struct bus *b, const char *endpoint, uint32_t queue_max, bus_f
     }
     if (rc != 0) {
         bus_socket_destroy(&s);
-        return err_set(detail, ERR_IO, "bind %s: %s", endpoint, zmq_strerror(fault));
+        return err_set(detail, fault == EADDRINUSE ? ERR_BUSY : ERR_IO, "bind %s: %s", endpoint,
+                       zmq_strerror(fault));
     }
     if (path != NULL)
         snprintf(s->file, sizeof(s->file), "%s", path);
@@ -329,6 +376,7 @@ enum err bus_connect(struct bus *b, const char *endpoint, const char *routing_id
                        BUS_PEER_BYTES_MAX);
     struct bus_socket *s = socket_create(b, endpoint, false, queue_max, fn, arg);
     CHECK(zmq_setsockopt(s->zmq, ZMQ_ROUTING_ID, routing_id, id_bytes) == 0);
+    monitor_open(s);
     if (zmq_connect(s->zmq, endpoint) != 0) {
         int fault = errno;
         bus_socket_destroy(&s);
@@ -402,6 +450,19 @@ enum err bus_send(struct bus_socket *s, const struct bus_peer *peer, const struc
     if (!s->draining && socket_readable(s))
         loop_timer_start(s->again, 0, false);
     return e;
+}
+
+enum err bus_send_beat(struct bus_socket *s, const struct bus_frame *frames, uint32_t frame_count)
+{
+    CHECK_OBJ(s, BUS_SOCKET_MAGIC);
+    CHECK(!s->bound && s->monitor != NULL);
+    bool connected = socket_connected(s);
+    if (!connected && s->beat_waits) {
+        s->stats.dropped_absent++;
+        return ERR_CLOSED;
+    }
+    s->beat_waits = !connected;
+    return bus_send(s, NULL, frames, frame_count);
 }
 
 const struct bus_stats *bus_stats(const struct bus_socket *s)

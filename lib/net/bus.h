@@ -35,7 +35,7 @@ typedef void (*bus_fn)(void *arg, const struct bus_peer *peer, const struct bus_
                        uint32_t frame_count);
 
 struct bus_stats {
-    uint64_t received, sent, dropped_bounds, dropped_busy, dropped_no_peer;
+    uint64_t received, sent, dropped_bounds, dropped_busy, dropped_no_peer, dropped_absent;
 };
 
 struct bus *bus_create(struct loop *l);
@@ -53,6 +53,10 @@ void bus_socket_destroy(struct bus_socket **socket_p);
 /* peer: required on bound sockets, NULL on connected ones.  Frames are copied. */
 MUST_USE enum err bus_send(struct bus_socket *s, const struct bus_peer *peer,
                            const struct bus_frame *frames, uint32_t frame_count);
+/* On connected sockets, for what is said again and again: while nobody is connected one such
+ * message waits at most, the others get ERR_CLOSED and do not pile up for an absent peer. */
+MUST_USE enum err bus_send_beat(struct bus_socket *s, const struct bus_frame *frames,
+                                uint32_t frame_count);
 const struct bus_stats *bus_stats(const struct bus_socket *s);
 
 #endif

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <event2/buffer.h>
 #include <event2/http.h>
+#include <event2/keyvalq_struct.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -29,7 +30,7 @@
 #define HEARTBEAT_TTL_S    "6"
 #define METRICS_TTL_S      "15"
 #define PAGE_BYTES_MAX     (4u << 20)
-#define FIELDS_PER_COMMAND 128u
+#define FIELDS_PER_COMMAND 1024u /* a usual table in one command: nobody reads half of it */
 #define REQUEST_BYTES_MAX  8192
 #define CLIENT_TIMEOUT_S   5
 
@@ -39,12 +40,13 @@ struct status {
     struct status_options options;
     const char *state; /* literal of the caller */
     uint64_t start_us;
+    char pid_start[24];    /* ticks from boot to our start: tells a reused pid */
     uint64_t published_us; /* 0 = not since Redis came up */
     struct evhttp *http;
     struct loop_timer *timer;
     char name[64];
     char path[108]; /* the socket, as sockaddr_un bounds it */
-    char proc_key[192], metrics_key[192];
+    char proc_key[192], metrics_key[192], help_key[192];
 };
 
 /* ---- HTTP ---- */
@@ -109,10 +111,82 @@ static void request_answer(struct evhttp_request *req, struct status *s,
     str_fini(&body);
 }
 
+/* A number of the query; true if it is not there. */
+static bool query_number(const struct evkeyvalq *query, const char *name, uint64_t *ret_value,
+                         bool *ret_there)
+{
+    const char *text = evhttp_find_header(query, name);
+    *ret_there = text != NULL;
+    return text == NULL || text_to_u64(text, strlen(text), ret_value);
+}
+
+static enum err command_run(struct status *s, struct evhttp_request *req, const char *path,
+                            struct err_detail *detail)
+{
+    const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(req);
+    struct status_command c = {.name = path + 1};
+    struct evkeyvalq query = {0};
+    const char *text = evhttp_uri_get_query(uri);
+    bool there = false;
+    if (text != NULL && evhttp_parse_query_str(text, &query) != 0)
+        return err_set(detail, ERR_INVALID, "query: not understood");
+    enum err e = ERR_OK;
+    if (!query_number(&query, "worker", &c.worker, &c.has_worker))
+        e = err_set(detail, ERR_INVALID, "worker: not a number");
+    else if (!query_number(&query, "deadline_ms", &c.deadline_ms, &there) ||
+             c.deadline_ms > 86400000u)
+        e = err_set(detail, ERR_INVALID, "deadline_ms: not a number up to 86400000");
+    evhttp_clear_headers(&query);
+    return e != ERR_OK ? e : s->options.command(s->options.arg, &c, detail);
+}
+
+static void on_command(struct evhttp_request *req, struct status *s, const char *path)
+{
+    struct str body;
+    struct err_detail detail = {{0}};
+    enum err e = command_run(s, req, path, &detail);
+    str_init(&body, 4096);
+    if (e == ERR_OK) {
+        str_add_text(&body, "{\"ok\":true}\n");
+    } else {
+        str_add_text(&body, "{\"ok\":false,\"error\":");
+        json_write_string(&body, detail.text, utf8_valid_prefix(detail.text, strlen(detail.text)));
+        str_add_text(&body, "}\n");
+    }
+    log_info(LOOP, "command", "name=%.32s code=%s", path + 1, err_name(e));
+    reply_send(req,
+               e == ERR_OK          ? HTTP_OK
+               : e == ERR_NOT_FOUND ? HTTP_NOTFOUND
+                                    : HTTP_BADREQUEST,
+               "application/json", &body);
+    str_fini(&body);
+}
+
+static void on_other(struct evhttp_request *req, void *arg)
+{
+    struct status *s = arg;
+    struct str body;
+    const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(req);
+    const char *path = uri != NULL ? evhttp_uri_get_path(uri) : NULL;
+    bool known = path != NULL && (strcmp(path, "/drain") == 0 || strcmp(path, "/undrain") == 0);
+    if (known && s->options.command != NULL && evhttp_request_get_command(req) == EVHTTP_REQ_POST) {
+        on_command(req, s, path);
+        return;
+    }
+    str_init(&body, 256);
+    str_add_text(&body, "only /health and /metrics are here\n");
+    reply_send(req, HTTP_NOTFOUND, "text/plain", &body);
+    str_fini(&body);
+}
+
 static void on_health(struct evhttp_request *req, void *arg)
 {
     struct status *s = arg;
     CHECK_OBJ(s, STATUS_MAGIC);
+    if (evhttp_request_get_command(req) == EVHTTP_REQ_POST) {
+        on_other(req, arg);
+        return;
+    }
     request_answer(req, s, health_write, "application/json");
 }
 
@@ -120,16 +194,11 @@ static void on_metrics(struct evhttp_request *req, void *arg)
 {
     struct status *s = arg;
     CHECK_OBJ(s, STATUS_MAGIC);
+    if (evhttp_request_get_command(req) == EVHTTP_REQ_POST) {
+        on_other(req, arg);
+        return;
+    }
     request_answer(req, s, metrics_write, "text/plain; version=0.0.4; charset=utf-8");
-}
-
-static void on_other(struct evhttp_request *req, void *arg)
-{
-    struct str body;
-    str_init(&body, 256);
-    str_add_text(&body, "only /health and /metrics are here\n");
-    reply_send(req, HTTP_NOTFOUND, "text/plain", &body);
-    str_fini(&body);
 }
 
 static enum err socket_open(const char *path, int *ret_fd, struct err_detail *detail)
@@ -171,7 +240,7 @@ static enum err http_open(struct status *s, struct err_detail *detail)
     evhttp_set_max_headers_size(s->http, REQUEST_BYTES_MAX);
     evhttp_set_max_body_size(s->http, REQUEST_BYTES_MAX);
     evhttp_set_timeout(s->http, CLIENT_TIMEOUT_S);
-    evhttp_set_allowed_methods(s->http, EVHTTP_REQ_GET | EVHTTP_REQ_HEAD);
+    evhttp_set_allowed_methods(s->http, EVHTTP_REQ_GET | EVHTTP_REQ_HEAD | EVHTTP_REQ_POST);
     evhttp_set_gencb(s->http, on_other, s);
     CHECK(evhttp_set_cb(s->http, "/health", on_health, s) == 0);
     CHECK(evhttp_set_cb(s->http, "/metrics", on_metrics, s) == 0);
@@ -254,12 +323,26 @@ static bool heartbeat_publish(struct status *s)
     hash_add(&h, "state", s->state);
     snprintf(text, sizeof(text), "%ld", (long)getpid());
     hash_add(&h, "pid", text);
+    hash_add(&h, "pid_start", s->pid_start);
     hash_add(&h, "addr", s->path);
     snprintf(text, sizeof(text), "%" PRIu64, clock_unix_us() / 1000u);
     hash_add(&h, "ts", text);
     if (o->heartbeat != NULL)
         o->heartbeat(o->arg, hash_add, &h);
     return hash_end(&h, HEARTBEAT_TTL_S);
+}
+
+static bool help_publish(struct status *s)
+{
+    struct str text;
+    str_init(&text, 1u << 20);
+    metrics_describe(s->options.rows, s->options.metric_count, &text);
+    const char *argv[] = {"SET", s->help_key, text.text, "EX", METRICS_TTL_S};
+    size_t bytes[] = {3, strlen(s->help_key), text.bytes, 2, strlen(METRICS_TTL_S)};
+    bool ok =
+        !text.overflow && redis_command(s->options.redis, NULL, NULL, 5, argv, bytes) == ERR_OK;
+    str_fini(&text);
+    return ok;
 }
 
 static bool metrics_publish(struct status *s)
@@ -272,7 +355,7 @@ static bool metrics_publish(struct status *s)
     struct hash_write h;
     hash_begin(&h, o->redis, s->metrics_key);
     metrics_each(o->rows, o->values, o->metric_count, o->common_labels, hash_add, &h);
-    return hash_end(&h, METRICS_TTL_S);
+    return hash_end(&h, METRICS_TTL_S) && help_publish(s);
 }
 
 static void publish(struct status *s)
@@ -297,6 +380,22 @@ static void timer_fired(void *arg)
 
 /* ---- public ---- */
 
+/* Field 22 of /proc/self/stat; the name in field 2 may hold anything but ends at the last ')'. */
+static void pid_start_read(char *ret_text, size_t bytes)
+{
+    char line[1024] = "";
+    FILE *f = fopen("/proc/self/stat", "re");
+    ret_text[0] = '\0';
+    if (f == NULL)
+        return;
+    char *at = fgets(line, sizeof(line), f) != NULL ? strrchr(line, ')') : NULL;
+    fclose(f);
+    for (int field = 2; at != NULL && field < 22; field++)
+        at = strchr(at + 1, ' ');
+    if (at != NULL)
+        snprintf(ret_text, bytes, "%.*s", (int)strspn(at + 1, "0123456789"), at + 1);
+}
+
 static enum err names_make(struct status *s, struct err_detail *detail)
 {
     const struct status_options *o = &s->options;
@@ -311,8 +410,11 @@ static enum err names_make(struct status *s, struct err_detail *detail)
                         o->heartbeat_key != NULL ? o->heartbeat_key : own);
     int metrics = snprintf(s->metrics_key, sizeof(s->metrics_key), "tandem:{%s}:metrics:%s:%u",
                            o->cluster, o->role, o->id);
+    int help = snprintf(s->help_key, sizeof(s->help_key), "tandem:{%s}:metrics_help:%s:%u",
+                        o->cluster, o->role, o->id);
     if (proc < 0 || (size_t)proc >= sizeof(s->proc_key) || metrics < 0 ||
-        (size_t)metrics >= sizeof(s->metrics_key))
+        (size_t)metrics >= sizeof(s->metrics_key) || help < 0 ||
+        (size_t)help >= sizeof(s->help_key))
         return err_set(detail, ERR_INVALID, "cluster: name too long");
     return ERR_OK;
 }
@@ -326,6 +428,7 @@ enum err status_create(struct loop *l, const struct status_options *options,
     s->options = *options;
     s->state = "starting";
     s->start_us = loop_now_us(l);
+    pid_start_read(s->pid_start, sizeof(s->pid_start));
     enum err e = names_make(s, detail);
     if (e == ERR_OK)
         e = http_open(s, detail);

@@ -4,12 +4,15 @@
  * Owned by the loop thread.  Serves HTTP on run_dir/NAME.http (unix socket, mode 0600; evhttp):
  *   GET /health   {"name","role","pid","state","incarnation","uptime_s","redis", ...extra}
  *   GET /metrics  Prometheus text
+ *   POST /drain, /undrain  ?worker=N&deadline_ms=N, where the role has them: {"ok":true} or why not
  * and publishes, every 2 s while Redis is up, `tandem:{cluster}:proc:<role>:<id>` (or the key
  * given)
- * with TTL 6 s and `tandem:{cluster}:metrics:<role>:<id>` with TTL 15 s. */
+ * with TTL 6 s, `tandem:{cluster}:metrics:<role>:<id>` (name with labels -> value) with TTL 15 s,
+ * and beside it `tandem:{cluster}:metrics_help:<role>:<id>`, HELP and TYPE lines of its names. */
 #ifndef LIB_NET_STATUS_H
 #define LIB_NET_STATUS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -21,6 +24,13 @@ struct str;
 struct metric;
 struct metric_row;
 struct status;
+
+struct status_command {
+    const char *name; /* "drain", "undrain" */
+    bool has_worker;
+    uint64_t worker;
+    uint64_t deadline_ms; /* from now; 0 = none */
+};
 
 struct status_options {
     const char *role; /* "router" */
@@ -41,6 +51,8 @@ struct status_options {
     /* Adds fields to the heartbeat hash by calling add(add_arg, name, value).  May be NULL. */
     void (*heartbeat)(void *arg, void (*add)(void *add_arg, const char *name, const char *value),
                       void *add_arg);
+    /* Does what the operator asks.  ERR_NOT_FOUND: no such command or worker.  May be NULL. */
+    enum err (*command)(void *arg, const struct status_command *c, struct err_detail *detail);
     /* NULL = "proc:<role>:<id>"; worker: "worker:0"; kvmgr: "pool:0" */
     const char *heartbeat_key;
     void *arg;

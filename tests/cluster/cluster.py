@@ -21,9 +21,9 @@ import traceback
 ROOT = os.environ.get("TANDEM_SOURCE_ROOT") or os.path.dirname(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.environ.get("TANDEM_BUILD_ROOT") or os.path.join(ROOT, "build")
-DEMO = os.path.join(ROOT, "deploy", "demo")
 GOLDEN = os.path.join(ROOT, "tests", "golden")
-LONG = os.environ.get("TANDEM_LONG") == "1"
+# The golden texts and logits are of these weights; deploy/demo holds them quantised.
+DEMO = os.path.join(GOLDEN, "tiny-glm")
 TANDEM = os.path.join(ROOT, "deploy", "tandem")
 ROLES = ["gateway", "router", "worker", "drafter", "kvmgr"]
 
@@ -112,6 +112,7 @@ class Cluster:
         self.state_dir = os.path.join(self.dir, "state")
         self.port = free_port()
         self.sets = {"gateway.listen": f"127.0.0.1:{self.port}", "worker.numerics": "exact",
+                     "worker.model": DEMO, "gateway.model": DEMO,
                      "kvmgr.arena_bytes": str(256 << 20),
                      "kvmgr.arena_path": os.path.join(self.dir, "arena.kv")}
         for key, value in sets.items():
@@ -186,19 +187,32 @@ class Cluster:
                     return int(line.split()[1])
         return 0
 
-    def health(self, role):
-        """The role's own health page, over its unix socket."""
+    def role_page(self, role, path, method="GET"):
+        """A page of the role itself, over its unix socket."""
         with socket.socket(socket.AF_UNIX) as s:
             s.settimeout(3)
             s.connect(os.path.join(self.run_dir, f"{role}-0.http"))
-            s.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            s.sendall(f"{method} {path} HTTP/1.0\r\n\r\n".encode())
             data = b""
             while True:
                 piece = s.recv(65536)
                 if not piece:
                     break
                 data += piece
-        return json.loads(data.split(b"\r\n\r\n", 1)[1])
+        return data.split(b"\r\n\r\n", 1)[1].decode()
+
+    def health(self, role):
+        return json.loads(self.role_page(role, "/health"))
+
+    def role_metrics(self, role):
+        return self.role_page(role, "/metrics")
+
+    def metric(self, role, name):
+        """The value of the first line of its metrics that begins with this."""
+        for line in self.role_metrics(role).splitlines():
+            if line.startswith(name):
+                return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(f"{role} has no metric {name}")
 
     # HTTP
     def request(self, method, path, body=None, headers=None, timeout=60):
@@ -296,6 +310,105 @@ def parallel(functions, timeout=120):
     if errors:
         raise errors[0]
     return results
+
+
+class Load:
+    """Greedy streams of known text in `threads` threads until the end of the block.  Every text is
+    compared; a fault is raised by whatever is called next.  While cuts are allowed (a gateway is
+    being killed) a broken connection is counted instead, wrong tokens never."""
+
+    def __init__(self, c, threads=4, cases=None):
+        self.c, self.count = c, threads
+        self.cases = cases or random.sample(greedy_cases(), 8) + greedy_cases(["repeat"])
+        self.stop, self.running = threading.Event(), threading.Event()
+        self.errors, self.done, self.cut, self.busy = [], 0, 0, 0
+        self.cuts_allowed, self.cut_epoch = False, 0
+        self.refusals_allowed, self.refused = False, 0  # before the first token, to be tried again
+        self.lock, self.threads = threading.Lock(), []
+        self.seed = random.randrange(1 << 30)
+
+    def __enter__(self):
+        self.running.set()
+        self.threads = [threading.Thread(target=self.work, args=(self.seed + i,), daemon=True)
+                        for i in range(self.count)]
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind, *_):
+        self.stop.set()
+        self.running.set()
+        for thread in self.threads:
+            thread.join(60)
+            assert kind or not thread.is_alive(), "a stream hangs"
+        if not kind:
+            self.check()
+
+    def check(self):
+        if self.errors:
+            raise self.errors[0]
+
+    def work(self, seed):
+        rng = random.Random(seed)
+        while not self.stop.is_set():
+            self.running.wait()
+            with self.lock:
+                if not self.running.is_set() or self.stop.is_set():
+                    continue
+                self.busy += 1
+                epoch, cuttable = self.cut_epoch, self.cuts_allowed
+            case, ids = rng.choice(self.cases), []
+            try:
+                got = self.c.stream(case["prompt"], path="/v1/completions", return_token_ids=True,
+                                    max_tokens=200, temperature=0,
+                                    on_event=lambda stream, ids=ids: ids.__setitem__(
+                                        slice(None), stream.ids))
+                assert got.done and got.error is None, (case["name"], got.done, got.error)
+                assert got.ids == case["ids"], (case["name"], got.ids, case["ids"])
+                with self.lock:
+                    self.done += 1
+            except BaseException as error:  # pylint: disable=broad-except
+                with self.lock:
+                    cut = cuttable or self.cuts_allowed or self.cut_epoch != epoch
+                    if cut and ids == case["ids"][:len(ids)]:
+                        self.cut += 1
+                    elif self.refusals_allowed and not ids and (
+                            isinstance(error, OSError) or str(error).startswith("503")):
+                        self.refused += 1
+                    else:
+                        self.errors.append(error)
+                        return
+                time.sleep(0.1)
+            finally:
+                with self.lock:
+                    self.busy -= 1
+
+    def may_cut(self, allowed):
+        with self.lock:
+            self.cuts_allowed = allowed
+            self.cut_epoch += 1
+
+    def wait_more(self, streams, seconds=60):
+        """Waits until so many further streams have ended well."""
+        goal = self.done + streams
+
+        def more():
+            self.check()
+            return self.done >= goal
+        wait_for("streams go on", seconds, more)
+
+    def pause(self, seconds=60):
+        """Lets what runs end, and begins nothing."""
+        with self.lock:
+            self.running.clear()
+
+        def idle():
+            self.check()
+            return self.busy == 0
+        wait_for("streams end", seconds, idle)
+
+    def go_on(self):
+        self.running.set()
 
 
 def greedy_cases(kinds=None):

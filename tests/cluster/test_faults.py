@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes killed, stopped and lied to while streams run: the text never changes."""
+import http.client
 import json
 import os
 import random
@@ -8,9 +9,10 @@ import threading
 import time
 
 import cluster
-from cluster import Cluster, LONG, greedy_cases, parallel, pid_alive, wait_for
+from cluster import Cluster, Load, greedy_cases, parallel, pid_alive, wait_for
 
 REPEAT = greedy_cases(["repeat"])
+ROUNDS = int(os.environ.get("TANDEM_ROUNDS", "0"))     # of the long run
 LONGEST = max(greedy_cases(), key=lambda case: len(case["ids"]))
 
 
@@ -21,36 +23,12 @@ def complete(c, prompt, **fields):
 
 def under_load(c, hurt, rounds=6, threads=4):
     """Runs streams in `threads` threads while hurt(round) is called; checks every text."""
-    stop, errors, done = threading.Event(), [], [0]
-    cases = random.sample(greedy_cases(), 8) + REPEAT
-
-    def work(seed):
-        rng = random.Random(seed)
-        while not stop.is_set():
-            case = rng.choice(cases)
-            try:
-                got = complete(c, case["prompt"])
-                assert got.done and got.error is None, got.error
-                assert got.ids == case["ids"], (case["name"], got.ids, case["ids"])
-                done[0] += 1
-            except BaseException as error:  # pylint: disable=broad-except
-                errors.append(error)
-                return
-
-    workers = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(threads)]
-    for thread in workers:
-        thread.start()
-    for number in range(rounds):
-        time.sleep(random.uniform(0.05, 0.4))
-        hurt(number)
-    time.sleep(0.3)
-    stop.set()
-    for thread in workers:
-        thread.join(60)
-        assert not thread.is_alive(), "a stream hangs"
-    if errors:
-        raise errors[0]
-    assert done[0] >= threads, done
+    with Load(c, threads) as load:
+        for number in range(rounds):
+            time.sleep(random.uniform(0.05, 0.4))
+            hurt(number)
+        time.sleep(0.3)
+    assert load.done >= threads, load.done
 
 
 def test_drafter_killed_at_any_moment():
@@ -61,7 +39,7 @@ def test_drafter_killed_at_any_moment():
                 c.wait_restart("drafter", old, 20)
             except (OSError, ValueError):
                 pass
-        under_load(c, kill, rounds=30 if LONG else 5)
+        under_load(c, kill, rounds=ROUNDS or 5)
         c.ledger_settles()
         # and it drafts again
         wait_for("drafts again", 10, lambda: complete(c, REPEAT[0]["prompt"]).usage["tandem"][
@@ -164,6 +142,35 @@ def test_readiness_is_red_under_load_too():
         assert not stream.is_alive(), "the stream hangs"
 
 
+def test_kill_rounds():
+    """kill -9 of any role, again and again in one cluster: every text right, nothing left behind."""
+    bag = []
+    with Cluster() as c, Load(c, 4) as load:
+        load.wait_more(4)
+        for number in range(ROUNDS or 10):
+            start = time.monotonic()
+            if not bag:
+                bag = random.sample(cluster.ROLES, len(cluster.ROLES))
+            role = bag.pop()
+            time.sleep(random.uniform(0, 0.5))
+            print(f"round {number}: {role}")
+            if role == "gateway":
+                load.may_cut(True)
+            old = c.kill(role)
+            c.wait_restart(role, old, 20)
+            wait_for(f"ready after {role}", 20, c.ready)
+            if role == "gateway":
+                load.may_cut(False)
+            load.wait_more(4)
+            load.pause()
+            c.ledger_settles(20)
+            pool = c.pool_settles(20)
+            assert pool["blocks_free"] + pool["blocks_cached"] == pool["blocks_total"], pool
+            load.go_on()
+            print(f"round of {time.monotonic() - start:.1f} s")
+    print(f"streams {load.done}, cut by a killed gateway {load.cut}")
+
+
 def test_killed_router_worker_kvmgr_lose_no_stream():
     for role in ("worker", "kvmgr", "router"):
         with Cluster() as c:
@@ -174,7 +181,7 @@ def test_killed_router_worker_kvmgr_lose_no_stream():
                     wait_for("ready", 20, c.ready)
                 except (OSError, ValueError):
                     pass
-            under_load(c, kill, rounds=3 if not LONG else 12)
+            under_load(c, kill, rounds=3)
             c.ledger_settles()
             c.pool_settles()
 
@@ -191,10 +198,10 @@ def test_router_asleep_loses_no_stream():
 
 
 def test_random_cancels_leave_nothing():
+    base = random.randrange(1 << 30)
     with Cluster(worker__seqs_max=4) as c:
         def one(index):
-            rng = random.Random(index)
-            import http.client
+            rng = random.Random(base + index)
             connection = http.client.HTTPConnection("127.0.0.1", c.port, timeout=20)
             prompt = rng.choice(greedy_cases())["prompt"]
             connection.request("POST", "/v1/completions", json.dumps(
@@ -203,7 +210,7 @@ def test_random_cancels_leave_nothing():
             time.sleep(rng.choice([0, 0.01, 0.05, 0.2, 0.5]))
             connection.sock.close()
             connection.close()
-        count = 1000 if LONG else 60
+        count = int(os.environ.get("TANDEM_CANCELS", "60"))
         for start in range(0, count, 12):
             parallel([lambda i=i: one(i) for i in range(start, min(count, start + 12))], 60)
         c.ledger_settles(20)

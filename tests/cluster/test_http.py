@@ -6,10 +6,12 @@ import threading
 import time
 
 import cluster
+import prometheus
 from cluster import Cluster, pid_alive
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "Hi"}]
+REPEAT = "Repeat: apple forest letter silver garden horse fox golden river blue"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 # (field to change, value, param that the error names)
@@ -53,6 +55,138 @@ BAD_CHAT = [
     ("ignore_eos", 1, "ignore_eos"), ("min_tokens", -1, "min_tokens"),
     ("prompt_logprobs", 1, "prompt_logprobs"), ("structured_outputs", {"json": {}}, "structured_outputs"),
     ("chat_template", "{{x}}", "chat_template"), ("model", 5, "model"),
+    # types inside messages and tools
+    ("messages", HI + [{"role": "assistant", "reasoning_content": 5}], "messages[1].reasoning_content"),
+    ("messages", HI + [{"role": "assistant", "reasoning": {"a": 1}}], "messages[1].reasoning"),
+    ("messages", HI + [{"role": "assistant", "refusal": True}], "messages[1].refusal"),
+    ("messages", HI + [{"role": "assistant", "tool_calls": {}}], "messages[1].tool_calls"),
+    ("messages", HI + [{"role": "assistant", "tool_calls": [5]}], "messages[1].tool_calls[0]"),
+    ("messages", HI + [{"role": "assistant", "tool_calls": [{"id": {}, "function": {"name": "f"}}]}],
+     "messages[1].tool_calls[0].id"),
+    ("messages", HI + [{"role": "assistant", "tool_calls": [{"type": 1, "function": {"name": "f"}}]}],
+     "messages[1].tool_calls[0].type"),
+    ("messages", HI + [{"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}],
+     "messages[1].tool_calls[0].function.name"),
+    ("messages", HI + [{"role": "tool", "tool_call_id": [1], "content": "x"}], "messages[1].tool_call_id"),
+    ("messages", HI + [{"role": "tool", "tool_call_id": "a", "content": 5}], "messages[1].content"),
+    ("messages", [{"role": 5, "content": "x"}], "messages[0].role"),
+    ("messages", [{"role": "user", "content": {"type": "text"}}], "messages[0].content"),
+    ("tools", "x", "tools"), ("tools", [{"type": 5, "function": {"name": "f"}}], "tools[0].type"),
+    ("tools", [{"type": "web_search", "function": {"name": "f"}}], "tools[0].type"),
+    ("tools", [{"type": "function", "function": 5}], "tools[0]"),
+    ("tools", [{"type": "function", "function": {"name": 5}}], "tools[0].function"),
+    ("tools", [{"type": "function", "function": {"name": ""}}], "tools[0].function"),
+    ("tools", [TOOL, {"type": "function", "function": {"name": "a b"}}], "tools[1].function.name"),
+    ("tools", [{"type": "function", "function": {"name": "a<b"}}], "tools[0].function.name"),
+    ("tools", [{"type": "function", "function": {"name": "f", "parameters": "x"}}],
+     "tools[0].function.parameters"),
+    ("tools", [{"type": "function", "function": {"name": "f", "parameters": []}}],
+     "tools[0].function.parameters"),
+    ("tools", [{"type": "function", "function": {"name": "f", "description": 1}}],
+     "tools[0].function.description"),
+    ("tools", [{"type": "function", "function": {"name": "f", "strict": "yes"}}],
+     "tools[0].function.strict"),
+    ("tool_choice", 5, "tool_choice"), ("tool_choice", [], "tool_choice"),
+    ("parallel_tool_calls", "no", "parallel_tool_calls"),
+    ("chat_template_kwargs", {"reasoning_effort": 5}, "chat_template_kwargs.reasoning_effort"),
+    ("include_reasoning", "no", "include_reasoning"), ("add_generation_prompt", 1, "add_generation_prompt"),
+    ("continue_final_message", True, "continue_final_message"),
+    ("functions", [{"name": "f"}], "functions"), ("function_call", "auto", "function_call"),
+    ("documents", [{"text": "x"}], "documents"),
+]
+
+# of both end points
+BAD_BOTH = [
+    ("metadata", 5, "metadata"), ("store", "yes", "store"), ("service_tier", 1, "service_tier"),
+    ("prediction", "x", "prediction"), ("verbosity", 5, "verbosity"), ("modalities", "text", "modalities"),
+    ("modalities", [1], "modalities"), ("audio", "x", "audio"), ("safety_identifier", 5, "safety_identifier"),
+    ("web_search_options", [], "web_search_options"), ("user", 5, "user"),
+    ("prompt_cache_key", {}, "prompt_cache_key"), ("session_id", "", "session_id"),
+    ("session_id", "x" * 300, "session_id"), ("cache_salt", "x" * 300, "cache_salt"),
+    ("request_id", "a b", "request_id"), ("request_id", 5, "request_id"), ("request_id", "", "request_id"),
+    ("temperature", 2.5, "temperature"), ("temperature", True, "temperature"), ("top_k", "x", "top_k"),
+    ("n", 1.5, "n"), ("n", 129, "n"), ("n", True, "n"), ("seed", 1 << 64, "seed"), ("seed", True, "seed"),
+    ("stop", ["x"] * 17, "stop"), ("stop", {"a": 1}, "stop"), ("stop", "", "stop"),
+    ("stop_token_ids", 5, "stop_token_ids"), ("stop_token_ids", [-1], "stop_token_ids"),
+    ("include_stop_str_in_output", "x", "include_stop_str_in_output"),
+    ("min_tokens", 3, "min_tokens"), ("min_tokens", 0.5, "min_tokens"),
+    ("max_tokens", True, "max_tokens"), ("max_completion_tokens", "1", "max_completion_tokens"),
+    ("max_completion_tokens", -1, "max_completion_tokens"),
+    ("stream_options", {"include_usage": 1}, "stream_options.include_usage"),
+    ("stream_options", {"continuous_usage_stats": "x"}, "stream_options.continuous_usage_stats"),
+    ("logit_bias", {"1": "x"}, "logit_bias"), ("logit_bias", {"1": None}, "logit_bias"),
+    ("logit_bias", {"-1": 1}, "logit_bias"), ("priority", 1.5, "priority"), ("priority", 1 << 40, "priority"),
+    ("skip_special_tokens", 1, "skip_special_tokens"),
+    ("spaces_between_special_tokens", 1, "spaces_between_special_tokens"),
+    ("add_special_tokens", "x", "add_special_tokens"), ("ignore_eos", "x", "ignore_eos"),
+    ("return_tokens_as_token_ids", 1, "return_tokens_as_token_ids"), ("best_of", 2, "best_of"),
+    ("spec", "", "spec"), ("spec", "fixed:", "spec"), ("spec", "fixed:8", "spec"), ("spec", "ngram:x", "spec"),
+    ("bad_words", ["x"], "bad_words"), ("allowed_token_ids", [], "allowed_token_ids"),
+    ("allowed_token_ids", [1], "allowed_token_ids"), ("thinking_token_budget", 0, "thinking_token_budget"),
+    ("repetition_detection", {"a": 1}, "repetition_detection"), ("prompt_logprobs", 0, "prompt_logprobs"),
+    ("truncate_prompt_tokens", 5, "truncate_prompt_tokens"), ("kv_transfer_params", {"a": 1}, "kv_transfer_params"),
+    ("vllm_xargs", {"a": 1}, "vllm_xargs"), ("use_beam_search", True, "use_beam_search"),
+    ("guided_regex", "a+", "guided_regex"), ("model", [], "model"), ("model", "", "model"),
+    ("response_format", {"type": 5}, "response_format"), ("repetition_penalty", -1, "repetition_penalty"),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "x"}}, "response_format"),
+]
+
+# accepted: in the order of the contract's tables
+GOOD_BOTH = [
+    ("model", None), ("temperature", None), ("temperature", 2), ("temperature", 0), ("top_p", 1), ("top_k", -1),
+    ("top_k", 0), ("top_k", 1), ("min_p", 0), ("n", 2), ("n", None), ("seed", -5), ("seed", (1 << 64) - 1),
+    ("stop", None), ("stop", []), ("stop", "zzz"), ("stop", ["a", "b", "c", "d", "e"]), ("stop_token_ids", []),
+    ("max_tokens", 10 ** 12), ("max_completion_tokens", 1), ("min_tokens", 0), ("logit_bias", {}),
+    ("logit_bias", {"5": -100}), ("presence_penalty", -2), ("frequency_penalty", 2), ("repetition_penalty", 1.1),
+    ("stream_options", {"include_usage": True}), ("stream_options", None), ("user", "me"), ("user", None),
+    ("metadata", {"a": "b"}), ("store", False), ("service_tier", "auto"), ("prediction", {"type": "content"}),
+    ("verbosity", "low"), ("prompt_cache_key", "k"), ("safety_identifier", "s"), ("modalities", ["text"]),
+    ("audio", {}), ("web_search_options", {}), ("response_format", {"type": "text"}), ("best_of", 1),
+    ("ignore_eos", False), ("skip_special_tokens", False), ("spaces_between_special_tokens", True),
+    ("add_special_tokens", True), ("priority", 0), ("priority", -3), ("cache_salt", "s"), ("session_id", "s"),
+    ("request_id", "r-1"), ("spec", "off"), ("spec", "fixed:0"), ("spec", "ngram:7"), ("spec", "ema"),
+    ("spec", "goodput"), ("return_token_ids", True), ("return_tokens_as_token_ids", True), ("bad_words", []),
+    ("structured_outputs", None), ("use_beam_search", False), ("include_stop_str_in_output", True),
+]
+GOOD_CHAT = [
+    ("tools", None), ("tools", []), ("tools", [TOOL]), ("tools", [{"type": "function", "function": {"name": "a.b-ü"}}]),
+    ("tool_choice", None), ("tool_choice", "none"), ("tool_choice", "auto"), ("parallel_tool_calls", True),
+    ("logprobs", False), ("logprobs", None), ("top_logprobs", 0), ("reasoning_effort", "medium"),
+    ("reasoning_effort", None), ("chat_template_kwargs", None), ("chat_template_kwargs", {"enable_thinking": False}),
+    ("chat_template_kwargs", {"clear_thinking": True, "reasoning_effort": "high"}), ("include_reasoning", False),
+    ("functions", []), ("documents", []), ("messages", [{"role": "developer", "content": "x"}] + HI),
+    ("messages", [{"role": "user", "content": None}]), ("messages", [{"role": "user", "content": ""}]),
+    ("messages", [{"role": "user", "content": [{"type": "text", "text": "a"}]}]),
+    ("messages", HI + [{"role": "assistant", "content": None, "reasoning_content": None, "refusal": None,
+                        "tool_calls": [{"id": "c", "type": "function",
+                                        "function": {"name": "f", "arguments": '{"a": '}}]},
+                       {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "r"}]}]),
+    ("messages", HI + [{"role": "assistant", "content": "x", "tool_calls": []}, HI[0]]),
+]
+GOOD_COMPLETIONS = [
+    ("prompt", ["a", "b"]), ("prompt", [5, 6]), ("prompt", [[5], [6, 7]]), ("logprobs", 0), ("logprobs", None),
+    ("echo", True), ("suffix", None), ("suffix", ""),
+]
+
+# (path, body, param); None = accepted
+TOKENIZERS = [
+    ("/tokenize", {}, "prompt"), ("/tokenize", {"prompt": 5}, "prompt"), ("/tokenize", {"prompt": None}, "prompt"),
+    ("/tokenize", {"prompt": ["a"]}, "prompt"), ("/tokenize", {"messages": "x"}, "messages"),
+    ("/tokenize", {"messages": [{"role": "x"}]}, "messages[0].role"),
+    ("/tokenize", {"messages": HI, "tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ("/tokenize", {"messages": HI, "prompt": "x"}, "prompt"),
+    ("/tokenize", {"prompt": "x", "add_special_tokens": 1}, "add_special_tokens"),
+    ("/tokenize", {"prompt": "x", "return_token_strs": 1}, "return_token_strs"),
+    ("/tokenize", {"messages": HI, "chat_template_kwargs": 5}, "chat_template_kwargs"),
+    ("/tokenize", {"prompt": "x", "model": 5}, "model"),
+    ("/tokenize", {"prompt": ""}, None), ("/tokenize", {"prompt": "x", "add_special_tokens": False}, None),
+    ("/tokenize", {"prompt": "x", "return_token_strs": True}, None),
+    ("/tokenize", {"messages": HI, "tools": [TOOL], "add_generation_prompt": False}, None),
+    ("/detokenize", {}, "tokens"), ("/detokenize", {"tokens": 5}, "tokens"), ("/detokenize", {"tokens": "x"}, "tokens"),
+    ("/detokenize", {"tokens": ["x"]}, "tokens"), ("/detokenize", {"tokens": [1.5]}, "tokens"),
+    ("/detokenize", {"tokens": [-1]}, "tokens"), ("/detokenize", {"tokens": [1 << 40]}, "tokens"),
+    ("/detokenize", {"tokens": None}, "tokens"), ("/detokenize", {"tokens": [], "model": {}}, "model"),
+    ("/detokenize", {"tokens": []}, None), ("/detokenize", {"tokens": [5, 6]}, None),
 ]
 
 BAD_COMPLETIONS = [
@@ -60,6 +194,10 @@ BAD_COMPLETIONS = [
     ("prompt", [99999999], "prompt"), ("prompt", [[1, 2], ["x"]], "prompt"), ("prompt", [-1], "prompt"),
     ("suffix", "x", "suffix"), ("logprobs", 99, "logprobs"), ("logprobs", "x", "logprobs"),
     ("echo", "x", "echo"), ("best_of", 0, "best_of"), ("max_tokens", -1, "max_tokens"),
+    ("max_tokens", 0, "max_tokens"), ("logprobs", True, "logprobs"), ("logprobs", -1, "logprobs"),
+    ("prompt", "", "prompt"), ("prompt", [""], "prompt"), ("prompt", [[]], "prompt"), ("prompt", [1.5], "prompt"),
+    ("prompt", {"a": 1}, "prompt"), ("prompt", ["a", 5], "prompt"), ("prompt", [5, "a"], "prompt"),
+    ("prompt", [None], "prompt"), ("prompt", [True], "prompt"), ("prompt", ["x"] * 33, "prompt"),
 ]
 
 FRAMING = [
@@ -121,8 +259,9 @@ def test_malformed_fields():
     with Cluster() as c:
         pid = c.pid("gateway")
         wrong = []
-        for path, base, cases in ((CHAT, {"messages": HI, "max_tokens": 2}, BAD_CHAT),
-                                  (COMPLETIONS, {"prompt": "Hi", "max_tokens": 2}, BAD_COMPLETIONS)):
+        chat, plain = {"messages": HI, "max_tokens": 2}, {"prompt": "Hi", "max_tokens": 2}
+        for path, base, cases in ((CHAT, chat, BAD_CHAT + BAD_BOTH),
+                                  (COMPLETIONS, plain, BAD_COMPLETIONS + BAD_BOTH)):
             for stream in (False, True):
                 for field, value, param in cases:
                     body = {**base, "stream": stream, field: value}
@@ -139,6 +278,20 @@ def test_malformed_fields():
                     if error["type"] != "invalid_request_error" or not (
                             error["param"] or "").startswith(param):
                         wrong.append((path, field, value, error))
+        for path, base, cases in ((CHAT, chat, GOOD_CHAT + GOOD_BOTH),
+                                  (COMPLETIONS, plain, GOOD_COMPLETIONS + GOOD_BOTH)):
+            for field, value in cases:
+                reply = c.post(path, {**base, field: value})
+                if reply.status != 200:
+                    wrong.append((path, field, value, reply.status, reply.body[:200]))
+        for path, body, param in TOKENIZERS:
+            reply = c.post(path, body)
+            if param is None and reply.status != 200 or param and (
+                    reply.status != 400 or not (error_of(reply)["param"] or "").startswith(param)):
+                wrong.append((path, body, reply.status, reply.body[:200]))
+        reply = c.post(CHAT, chat, headers={"X-Session-Id": "x" * 300})
+        assert reply.status == 400 and error_of(reply)["param"] == "X-Session-Id", reply.body
+        assert c.post(CHAT, chat, headers={"X-Session-Id": "x" * 255}).status == 200
         assert not wrong, "\n".join(map(str, wrong))
         assert c.pid("gateway") == pid and pid_alive(pid)
 
@@ -277,8 +430,24 @@ def test_shapes():
             assert entry["top_logprobs"][0]["token"] == entry["token"], entry
             assert bytes(entry["bytes"]).decode("utf-8", "replace") == entry["token"]
         answer = c.post(COMPLETIONS, {"prompt": "Hello", "max_tokens": 4, "logprobs": 2,
-                                      "temperature": 0, "echo": True}).json()
-        assert answer["object"] == "text_completion" and answer["choices"][0]["text"].startswith("Hello")
+                                      "temperature": 0}).json()
+        lists = answer["choices"][0]["logprobs"]
+        assert answer["object"] == "text_completion"
+        assert "".join(lists["tokens"]) == answer["choices"][0]["text"] and lists["text_offset"][0] == 0
+        for token, value, top in zip(lists["tokens"], lists["token_logprobs"], lists["top_logprobs"]):
+            assert len(top) == 2 and top[token] == value == max(top.values()), lists
+        # echo: before an answer, and alone; a prompt's own logprobs cannot be had
+        echoed = c.post(COMPLETIONS, {"prompt": "Hello", "max_tokens": 4, "temperature": 0, "echo": True}).json()
+        assert echoed["choices"][0]["text"] == "Hello" + answer["choices"][0]["text"]
+        alone = {"prompt": ["Hello", [5, 6]], "max_tokens": 0, "echo": True, "n": 2}
+        reply = c.post(COMPLETIONS, alone).json()
+        assert [x["text"] for x in reply["choices"]][:2] == ["Hello"] * 2 and len(reply["choices"]) == 4
+        assert {x["finish_reason"] for x in reply["choices"]} == {"length"}
+        assert reply["usage"]["completion_tokens"] == 0
+        stream = c.stream("Hello", path=COMPLETIONS, max_tokens=0, echo=True)
+        assert stream.text == "Hello" and stream.done
+        reply = c.post(COMPLETIONS, {"prompt": "Hello", "max_tokens": 4, "logprobs": 2, "echo": True})
+        assert reply.status == 400 and error_of(reply)["param"] == "logprobs" and b"echo" in reply.body
         assert len(c.post(COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "max_tokens": 2}).json()[
             "choices"]) == 4
 
@@ -389,6 +558,179 @@ def test_queue_full_is_429():
         assert codes.count(200) >= 2 and codes.count(429) >= 3, statuses
         assert set(codes) == {200, 429}, statuses
         assert all(int(retry) >= 1 for status, retry, _ in statuses if status == 429)
+
+
+def chunks_of(c, path, body):
+    data = raw(c, request_bytes({**body, "stream": True}, path))
+    lines = [line[6:] for line in data.decode().replace("\r\n", "\n").split("\n")
+             if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]", lines[-3:]
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_usage_and_ids_of_streams():
+    with Cluster() as c:
+        for path, body in ((CHAT, {"messages": HI, "max_tokens": 12, "temperature": 0, "n": 2, "ignore_eos": True}),
+                           (COMPLETIONS, {"prompt": "Hello", "max_tokens": 12, "temperature": 0, "n": 2,
+                                          "ignore_eos": True})):
+            for options in ({}, {"include_usage": True}, {"continuous_usage_stats": True},
+                            {"include_usage": True, "continuous_usage_stats": True}):
+                chunks = chunks_of(c, path, {**body, "stream_options": options})
+                last = [x for x in chunks if not x["choices"]]
+                assert len(last) == (1 if options.get("include_usage") else 0), (path, options)
+                rest = [x for x in chunks if x["choices"]]
+                if options.get("continuous_usage_stats"):
+                    counts = [x["usage"]["completion_tokens"] for x in rest]
+                    assert counts == sorted(counts) and counts[-1] == 24, (path, counts)
+                    assert {x["usage"]["prompt_tokens"] for x in rest} == {rest[0]["usage"]["prompt_tokens"]}
+                    assert all(x["usage"]["total_tokens"] == x["usage"]["prompt_tokens"] +
+                               x["usage"]["completion_tokens"] for x in rest)
+                elif options.get("include_usage"):
+                    assert all("usage" in x and x["usage"] is None for x in rest)
+                else:
+                    assert all("usage" not in x for x in rest)
+                if last:
+                    assert last[0]["usage"]["completion_tokens"] == 24
+            # ids: of the prompt in the first chunk of a choice, of the answer in every one
+            whole = c.post(path, {**body, "return_token_ids": True}).json()
+            chunks = chunks_of(c, path, {**body, "return_token_ids": True})
+            for index in (0, 1):
+                mine = [x for x in chunks if x["choices"][0]["index"] == index]
+                ids = sum((x["choices"][0].get("token_ids") or [] for x in mine), [])
+                assert ids == whole["choices"][index]["token_ids"] and len(ids) == 12
+                where = [x if path == CHAT else x["choices"][0] for x in mine]
+                told = [x["prompt_token_ids"] for x in where if "prompt_token_ids" in x]
+                prompt = whole["prompt_token_ids"] if path == CHAT else whole["choices"][index]["prompt_token_ids"]
+                assert told == [prompt] and "prompt_token_ids" in where[0], (path, told)
+
+
+def test_receipt_of_cut_answers():
+    """A stop string, or the one call that is allowed, ends the answer before the engine does."""
+    with Cluster() as c:
+        ask = {"temperature": 0, "reasoning_effort": "low"}
+        full = c.chat(REPEAT, **ask)
+        text = full["choices"][0]["message"]["content"]
+        stop = text.split()[-1]
+        assert len(text.split()) > 4, text
+        accepted = 0
+        for spec in ("fixed:7", "ema", "off"):
+            whole = c.chat(REPEAT, stop=stop, spec=spec, **ask)
+            assert whole["choices"][0]["message"]["content"] == text[:text.index(stop)]
+            stream = c.stream(REPEAT, stop=stop, spec=spec, **ask)
+            for usage in (whole["usage"], stream.usage):
+                receipt = usage["tandem"]
+                accepted += receipt["accepted"]
+                assert receipt["steps"] > 0 and receipt["decode_ms"] > 0 and receipt["prefill_ms"] > 0, receipt
+                assert receipt["queue_ms"] > 0 and receipt["model_fp"] == full["usage"]["tandem"]["model_fp"]
+                assert receipt["accepted"] <= receipt["drafted"] <= 7 * receipt["steps"], receipt
+                # the first token comes with the prompt, every step then gives one and what it accepted
+                made = 1 + receipt["steps"] + receipt["accepted"]
+                assert usage["completion_tokens"] <= made <= usage["completion_tokens"] + 7, usage
+                assert (receipt["spec"], receipt["drafted"] > 0) == (
+                    ("off", False) if spec == "off" else ("fixed:7", True)), receipt
+        assert accepted > 0
+        c.ledger_settles()
+        c.pool_settles()
+
+
+def test_request_ids():
+    with Cluster(gateway__header_bytes_max=4096) as c:
+        good = json.dumps({"messages": HI, "max_tokens": 1})
+        cases = [("GET", p, None, s) for p, s in (
+            ("/health", 200), ("/ping", 200), ("/ready", 200), ("/version", 200), ("/load", 200),
+            ("/metrics", 200), ("/v1/models", 200), ("/v1/models/nope", 404), ("/nope", 404), (CHAT, 405))]
+        cases += [("POST", p, b, s) for p, b, s in (
+            (CHAT, good, 200), (CHAT, "{", 400), (CHAT, "{}", 400), (COMPLETIONS, '{"prompt": 5}', 400),
+            ("/tokenize", '{"prompt": "x"}', 200), ("/tokenize", "{}", 400), ("/detokenize", '{"tokens": [5]}', 200),
+            ("/detokenize", "5", 400), ("/health", "", 405))] + [("OPTIONS", CHAT, None, 204), ("HEAD", "/version", None, 200)]
+        for method, path, body, status in cases:
+            for given in ("abc-123", None, "with space", "x" * 129):
+                reply = c.request(method, path, body, {"X-Request-Id": given} if given else {})
+                got = reply.headers.get("x-request-id")
+                assert reply.status == status and got, (method, path, reply.status, reply.headers)
+                assert got == given if given == "abc-123" else len(got) == 32 and got != given, (path, got)
+        assert c.request("POST", CHAT, good, {"Content-Type": "text/plain", "X-Request-Id": "t"}
+                         ).headers["x-request-id"] == "t"
+        # the body's own wins, in the header and as id of the answer, good or bad
+        for more, status in (("", 200), (', "n": 0', 400)):
+            reply = c.post(CHAT, good[:-1] + ', "request_id": "mine"' + more + "}", headers={"X-Request-Id": "h"})
+            assert reply.status == status and reply.headers["x-request-id"] == "mine", reply.headers
+        assert c.post(CHAT, good[:-1] + ', "request_id": "mine"}').json()["id"] == "chatcmpl-mine"
+        # framing that no handler sees
+        for data, status in (
+                (b"GET /health HTTP/1.1\r\nX-Request-Id: f-1\r\n\r\n", 400),
+                (b"GET /health HTTP/1.1\r\nHost: x\r\nX-Request-Id: f-1\r\n folded\r\n\r\n", 400),
+                (b"GET /health HTTP/1.1\r\nHost: x\r\nx-request-id:  f-1 \r\nX: " + b"y" * 5000, 431),
+                (b"POST /tokenize HTTP/1.1\r\nHost: x\r\nX-Request-ID: f-1\r\nContent-Length: 99999999999\r\n\r\n", 413),
+                (b"POST /tokenize HTTP/1.1\r\nHost: x\r\nX-Request-Id: f-1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+                (b"POST /tokenize HTTP/1.1\r\nHost: x\r\nX-Request-Id: f-1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501)):
+            out = raw(c, data, 5, half_close=True)
+            assert out.startswith(b"HTTP/1.1 %d" % status) and out.lower().count(b"x-request-id: f-1\r\n") == 1, out
+        # two requests of one connection keep their own
+        out = raw(c, b"GET /version HTTP/1.1\r\nHost: x\r\nX-Request-Id: one\r\n\r\nGET /version HTTP/1.1\r\nHost: x\r\n"
+                     b"Connection: close\r\n\r\n")
+        assert out.count(b"x-request-id: ") == 2 and out.count(b"x-request-id: one") == 1, out
+
+
+VLLM = """num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc engine_sleep_state
+ lora_requests_info cache_config_info prompt_tokens_total generation_tokens_total request_success_total num_preemptions_total
+ prefix_cache_queries_total prefix_cache_hits_total external_prefix_cache_queries_total external_prefix_cache_hits_total
+ mm_cache_queries_total mm_cache_hits_total prompt_tokens_by_source_total prompt_tokens_cached_total corrupted_requests_total
+ spec_decode_num_drafts_total spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
+ spec_decode_num_accepted_tokens_per_pos_total time_to_first_token_seconds inter_token_latency_seconds
+ request_time_per_output_token_seconds e2e_request_latency_seconds request_queue_time_seconds request_prefill_time_seconds
+ request_decode_time_seconds request_inference_time_seconds request_prompt_tokens request_generation_tokens
+ request_max_num_generation_tokens request_params_n request_params_max_tokens request_prefill_kv_computed_tokens
+ iteration_tokens_total gpu_cache_usage_perc gpu_prefix_cache_queries_total gpu_prefix_cache_hits_total
+ time_per_output_token_seconds""".split()
+
+
+def test_metrics():
+    with Cluster() as c:
+        ask = {"temperature": 0, "max_tokens": 40, "reasoning_effort": "low"}
+        stream = c.stream(REPEAT, **ask)
+        cut = c.chat(REPEAT, stop="golden", **ask)
+        c.chat("Hi", n=2, **ask)
+
+        def page():
+            reply = c.request("GET", "/metrics")
+            assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
+            return prometheus.parse(reply.body.decode())
+
+        def complete():
+            families = page()
+            return families if "vllm:iteration_tokens_total" in families and \
+                families["vllm:iteration_tokens_total"].value("vllm:iteration_tokens_total_sum") > 0 and \
+                "tandem_kvmgr_arena_blocks" in families and "tandem_drafter_opens_total" in families else None
+        families = cluster.wait_for("metrics of all processes", 15, complete)
+        missing = ["vllm:" + name for name in VLLM if "vllm:" + name not in families]
+        assert not missing, missing
+        for name, family in families.items():
+            if name.startswith("vllm:"):
+                assert all({"model_name", "engine"} <= set(labels) for _, labels, _ in family.samples), name
+        for role in ("router", "worker", "kvmgr", "drafter"):
+            mine = [f for f in families.values() if f.name.startswith(f"tandem_{role}_")]
+            assert mine and all(labels["process"] == f"{role}-0" for f in mine for _, labels, _ in f.samples)
+        spec = {what: families[f"vllm:spec_decode_num_{what}_total"].value()
+                for what in ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")}
+        assert spec["drafts"] > 0 and spec["draft_tokens"] >= spec["accepted_tokens"] > 0, spec
+        assert spec["accepted_tokens_per_pos"] == spec["accepted_tokens"], spec
+        assert spec["accepted_tokens"] >= stream.usage["tandem"]["accepted"] + cut["usage"]["tandem"]["accepted"]
+        positions = [families["vllm:spec_decode_num_accepted_tokens_per_pos_total"].value(position=str(i))
+                     for i in range(7)]
+        assert positions == sorted(positions, reverse=True), positions
+        assert families["vllm:request_success_total"].value() == 4
+        assert families["vllm:request_params_n"].value("vllm:request_params_n_count") == 3
+        info = families["vllm:cache_config_info"].samples
+        health = c.health("kvmgr")
+        assert len(info) == 1 and info[0][2] == 1
+        assert int(info[0][1]["num_gpu_blocks"]) == health["blocks_total"] and int(info[0][1]["block_size"]) == 256
+        # the same page stays valid while work goes on, and without Redis
+        for _ in range(20):
+            c.chat("Hi", max_tokens=3)
+            page()
+        c.kill("redis")
+        assert "vllm:num_requests_running" in page()
 
 
 cluster.main(globals())

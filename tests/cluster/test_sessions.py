@@ -59,9 +59,14 @@ def test_heartbeats_and_metrics():
             "pool:0", "worker:0", "proc:gateway:0", "proc:router:0", "proc:drafter:0", "epoch:0",
             "metrics:worker:0", "metrics:kvmgr:0", "metrics:router:0", "metrics:gateway:0")))
         assert 0 < int(c.redis("ttl", P + "worker:0")) <= 6
+        wait_for("the drafter's name", 10, lambda: c.redis(
+            "hget", P + "worker:0", "drafter_fp") == "ngram")
         worker = dict(zip(*[iter(c.redis("hgetall", P + "worker:0").splitlines())] * 2))
         assert worker["state"] == "ready" and len(worker["model_fp"]) == 32, worker
         assert "bf16" in worker["quantization"]
+        assert int(worker["step_age_ms"]) < 60000
+        with open(f"/proc/{c.pid('worker')}/stat", encoding="ascii") as f:
+            assert worker["pid_start"] == f.read().rsplit(")", 1)[1].split()[19], worker
         page = c.request("GET", "/metrics").body.decode()
         for name in ("vllm:num_requests_running", "vllm:generation_tokens_total",
                      "vllm:time_to_first_token_seconds_bucket", "tandem_", "vllm:kv_cache_usage_perc",

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tandem script: up, status, chat, logs, restart, down; bad configuration; supervisors."""
+"""The tandem script: up, status, chat, logs, restart, drain, down; bad configuration; supervisors."""
 import json
 import os
 import signal
+import socket
 import subprocess
+import threading
+import time
 
 import cluster
-from cluster import Cluster, pid_alive, wait_for
+from cluster import Cluster, Load, greedy_cases, pid_alive, wait_for
+
+LONGEST = max(greedy_cases(), key=lambda case: len(case["ids"]))
 
 
 def test_life_of_a_cluster():
@@ -78,6 +83,128 @@ def test_bad_configuration_is_said_at_once():
             raise AssertionError(f"{key}={value} was accepted")
         finally:
             c.__exit__()
+
+
+def test_a_taken_port_is_waited_for():
+    """Somebody holds the gateway's port for a while: it is tried again, not given up."""
+    c = Cluster()
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", c.port))
+        holder.listen(1)
+        up = threading.Thread(target=c.up, daemon=True)
+        up.start()
+        try:
+            log = os.path.join(c.run_dir, "gateway-0.log")
+            wait_for("two tries", 30, lambda: os.path.exists(log) and open(
+                log, encoding="utf-8").read().count("cannot start now") >= 2)
+            assert not os.path.exists(os.path.join(c.run_dir, "gateway-0.failed"))
+        except BaseException:
+            c.__exit__()
+            raise
+    try:
+        up.join(60)
+        assert not up.is_alive() and c.ready()
+        assert c.chat("Hi", temperature=0)["choices"]
+    finally:
+        c.__exit__()
+
+
+def background(function):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(function()), daemon=True)
+    thread.start()
+    return thread, results
+
+
+def long_stream(c, max_tokens=2000):
+    return c.stream(LONGEST["prompt"], path="/v1/completions", return_token_ids=True, temperature=0,
+                    max_tokens=max_tokens, ignore_eos=True, timeout=120)
+
+
+def test_drain_of_a_worker():
+    """What runs is handed back at the deadline and goes on; what is new waits; nothing is lost."""
+    with Cluster() as c:
+        whole = long_stream(c, 600)
+        thread, got = background(lambda: long_stream(c, 600))
+        wait_for("running", 10, lambda: c.health("worker")["seqs_live"] >= 1)
+        said = c.tandem("drain", "worker", "--deadline", "1").stdout
+        assert "worker-0 is drained" in said, said
+        assert c.health("worker")["seqs_live"] == 0
+        assert c.health("router")["workers"][0]["draining"]
+        assert not c.ready()
+        late, answer = background(lambda: c.chat("Who are you?", temperature=0))
+        time.sleep(1)
+        assert late.is_alive() and c.health("router")["queue"] >= 1
+        assert "takes work again" in c.tandem("undrain", "worker").stdout
+        late.join(30)
+        thread.join(30)
+        assert answer and "small test model" in answer[0]["choices"][0]["message"]["content"]
+        assert got and got[0].ids == whole.ids and got[0].finish == "length", got
+        wait_for("ready", 10, c.ready)
+        c.ledger_settles()
+        c.pool_settles()
+        for name in ("worker-7", "kvmgr", "cook"):
+            assert c.tandem("drain", name, check=False).returncode == 2, name
+
+
+def test_drain_of_router_and_gateway():
+    """Running answers end, new ones are told to come again, until undrain."""
+    for role in ("router", "gateway"):
+        with Cluster() as c:
+            thread, got = background(lambda c=c: long_stream(c, 1500))
+            wait_for("running", 10, lambda: c.health("worker")["seqs_live"] >= 1)
+            drain, said = background(lambda c=c, role=role: c.tandem("drain", role).stdout)
+            wait_for("draining", 5, lambda: c.health(role)["state"] == "draining")
+            refused = c.post("/v1/completions", {"prompt": "one", "max_tokens": 2})
+            assert refused.status == 503 and "draining" in refused.body.decode(), refused.body
+            assert int(refused.headers["retry-after"]) >= 1
+            assert not c.ready() and thread.is_alive()
+            thread.join(60)
+            drain.join(10)
+            assert got and got[0].done and len(got[0].ids) == 1500, got
+            assert said and f"{role}-0 is drained" in said[0], said
+            c.tandem("undrain", role)
+            wait_for("ready", 5, c.ready)
+            assert c.chat("Hi", temperature=0)["choices"]
+
+
+def test_drain_of_the_drafter():
+    repeat = greedy_cases(["repeat"])[0]
+    with Cluster() as c:
+        def ask():
+            got = c.stream(repeat["prompt"], path="/v1/completions", return_token_ids=True,
+                           temperature=0, max_tokens=200)
+            assert got.ids == repeat["ids"]
+            return got.usage["tandem"]
+        assert ask()["accepted"] > 0
+        c.tandem("drain", "drafter")
+        wait_for("no drafts", 5, lambda: ask()["drafted"] == 0)
+        c.tandem("undrain", "drafter")
+        wait_for("drafts again", 10, lambda: ask()["accepted"] > 0)
+
+
+def test_rolling_restart_under_load():
+    """Every role is restarted; no stream that has begun breaks, and every text is right."""
+    with Cluster() as c, Load(c, 4) as load:
+        load.wait_more(4)
+        load.refusals_allowed = True
+        thread, got = background(lambda: long_stream(c, 3000))
+        wait_for("running", 10, lambda: c.health("worker")["seqs_live"] >= 1)
+        old = {role: c.pid(role) for role in cluster.ROLES}
+        start = time.monotonic()
+        said = c.tandem("restart", "--rolling").stdout
+        print(f"measured: rolling restart with 5 streams | `tests/cluster/test_tandem.py` | "
+              f"{time.monotonic() - start:.1f} s, {load.done} streams whole, {load.refused} "
+              f"attempts told to come again")
+        assert "all roles restarted" in said, said
+        assert all(c.pid(role) != pid for role, pid in old.items()), (old, said)
+        thread.join(60)
+        assert got and len(got[0].ids) == 3000 and got[0].finish == "length", got
+        load.wait_more(4)
+        load.pause()
+        c.ledger_settles(20)
+        c.pool_settles(20)
+        load.go_on()
 
 
 cluster.main(globals())

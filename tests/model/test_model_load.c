@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #define RANDOM_DIR "tests/golden/model-random"
-#define DEMO_DIR   "deploy/demo"
+#define DEMO_DIR   "tests/golden/tiny-glm"
 
 static char directory[] = "/tmp/test_model_load_XXXXXX";
 
@@ -158,13 +158,14 @@ static void test_missing_files(void **state)
     assert_non_null(strstr(detail.text, "config.json"));
 }
 
-/* The fingerprint moves with a value, a name or the config, and with nothing else. */
+/* The fingerprint moves with a value, a name, the config or the chat template. */
 static void test_fingerprint(void **state)
 {
     (void)state;
-    struct hash128 fp[4];
+    struct hash128 fp[5];
+    char path[512];
     struct err_detail detail = {{0}};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         struct model *m = NULL;
         if (i == 2)
             make_copy("config.json", "\"torch_dtype\": \"bfloat16\"",
@@ -173,7 +174,14 @@ static void test_fingerprint(void **state)
             make_copy("model.safetensors", "layers.8.enorm.weight", "layers.8.anorm.weight");
         else
             make_copy(NULL, NULL, NULL);
+        snprintf(path, sizeof(path), "%s/chat_template.jinja", directory);
+        FILE *f = i == 4 ? fopen(path, "w") : NULL;
+        if (f != NULL) {
+            assert_true(fputs("{{ messages }}", f) >= 0);
+            fclose(f);
+        }
         assert_int_equal(load(&m, &detail), ERR_OK);
+        unlink(path);
         fp[i] = model_info(m)->model_fp;
         model_destroy(&m);
     }
@@ -181,6 +189,7 @@ static void test_fingerprint(void **state)
     assert_memory_not_equal(&fp[0], &fp[2], sizeof(fp[0]));
     assert_memory_not_equal(&fp[0], &fp[3], sizeof(fp[0]));
     assert_memory_not_equal(&fp[2], &fp[3], sizeof(fp[0]));
+    assert_memory_not_equal(&fp[0], &fp[4], sizeof(fp[0])); /* the chat template counts, too */
 }
 
 static void test_info(void **state)

@@ -52,6 +52,7 @@ struct fake_seq {
     struct msg_id id;
     uint64_t prompt;
     uint32_t prompt_count, k, max, stop_at, left; /* left: prompt tokens to compute */
+    uint32_t steps;                               /* verify steps: messages with tokens */
     bool canary, cancelled, resumed;
 };
 
@@ -77,9 +78,12 @@ struct stream { /* a request as its gateway follows it */
     int32_t priority;
     uint32_t client;
     uint64_t deadline_unix_us;
+    uint32_t group_index, group_count;
+    uint64_t group_tokens;
     bool cancelled, frozen_over; /* a CANCELLED finish may come: asked, or the gateway slept */
     bool receipt;
     struct msg_receipt r;
+    uint32_t steps_told; /* by the newest receipt, also of a stream that goes on */
 };
 
 struct fake_gateway {
@@ -458,13 +462,14 @@ static inline void seq_emit(struct world *w, uint32_t i, struct fake_seq *s)
     m.u.tokens.ids = ids;
     m.u.tokens.logprobs = true;
     m.u.tokens.logprob = logprob;
+    m.u.tokens.has_receipt = true;
+    m.u.tokens.receipt.steps = ++s->steps;
     s->k += count;
     if (s->k == s->stop_at)
         m.u.tokens.finish = MSG_FINISH_STOP;
     else if (s->k >= s->max)
         m.u.tokens.finish = MSG_FINISH_LENGTH;
     if (m.u.tokens.finish != MSG_FINISH_NONE) {
-        m.u.tokens.has_receipt = true;
         m.u.tokens.receipt.spec = "fixed:7";
         m.u.tokens.receipt.output_tokens = 1;
         m.u.tokens.receipt.resumed = s->resumed;
@@ -624,6 +629,10 @@ static inline void stream_submit(struct world *w, uint32_t i, struct stream *s)
     m.u.request.sampling.repetition_penalty = 1;
     m.u.request.limits.output_tokens_max = s->max;
     m.u.request.limits.deadline_unix_us = s->deadline_unix_us;
+    m.u.request.group_index = s->group_index;
+    m.u.request.group_count = s->group_count;
+    m.u.request.group_tokens = s->group_tokens;
+    m.u.request.attempt = s->sent_us != 0;
     s->state = S_SENT;
     s->sent_us = w->now_us;
     link_push(w, &w->to_router[WORKERS + i], &m);
@@ -698,6 +707,8 @@ static inline void stream_tokens(struct world *w, uint32_t i, const struct msg *
         s->k++;
     }
     assert_true(s->k <= s->max);
+    if (t->has_receipt)
+        s->steps_told = t->receipt.steps;
     if (t->finish == MSG_FINISH_NONE)
         return;
     assert_true(s->k == t->seq + t->count || t->finish >= MSG_FINISH_CANCELLED);

@@ -407,6 +407,37 @@ static void same_id_takes_over(void **state)
     rig_close(&r);
 }
 
+/* Thousands of beats for a peer that is away: it gets one of them when it comes. */
+static void beats_do_not_pile_up(void **state)
+{
+    struct rig r;
+    rig_open(&r, 1000);
+    bus_socket_destroy(&r.server);
+    rig_connect(&r, 1000);
+    struct bus_frame f = {"1", 1};
+    for (uint32_t round = 0; round < 2; round++) {
+        uint64_t before = bus_stats(r.client)->sent;
+        r.server_got = 0;
+        rig_run_for(&r, 50000); /* the end of the connection is noticed */
+        for (uint32_t i = 0; i < 5000; i++) {
+            enum err e = bus_send_beat(r.client, &f, 1);
+            assert_int_equal(e, i == 0 ? ERR_OK : ERR_CLOSED);
+        }
+        assert_int_equal(bus_stats(r.client)->sent, before + 1);
+        assert_int_equal(bus_bind(r.bus, r.endpoint, 1000, on_server, &r, &r.server, NULL), ERR_OK);
+        rig_run(&r, 1);
+        rig_run_for(&r, 50000);
+        assert_int_equal(r.server_got, 1);
+        for (uint32_t i = 0; i < 100; i++) /* connected: nothing is held back */
+            assert_int_equal(bus_send_beat(r.client, &f, 1), ERR_OK);
+        rig_run(&r, 101);
+        if (round == 0)
+            bus_socket_destroy(&r.server);
+    }
+    assert_int_equal(bus_stats(r.client)->dropped_absent, 2 * 4999);
+    rig_close(&r);
+}
+
 /* The bound side goes away and comes back: the connected side finds it again by itself. */
 static void reconnects_by_itself(void **state)
 {
@@ -436,6 +467,7 @@ int main(void)
         cmocka_unit_test(bounds_drop_whole_messages),
         cmocka_unit_test(garbage_on_the_socket),
         cmocka_unit_test(same_id_takes_over),
+        cmocka_unit_test(beats_do_not_pile_up),
         cmocka_unit_test(reconnects_by_itself),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

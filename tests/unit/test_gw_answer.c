@@ -192,6 +192,9 @@ static void read_request(enum gw_endpoint endpoint, const char *body)
         fail_msg("%s: %s", body, refusal.message);
 }
 
+static bool forgotten;        /* messages without logprobs, as the router's store sends them */
+static uint32_t last_message; /* how many were taken */
+
 /* Sends the ids in messages of at most piece tokens (0 = random sizes); true if it was cut. */
 static bool run_answer(const uint32_t *ids, uint32_t count, uint32_t piece, uint32_t finish)
 {
@@ -209,6 +212,7 @@ static bool run_answer(const uint32_t *ids, uint32_t count, uint32_t piece, uint
     for (uint32_t i = 0; i < 256; i++)
         logprob[i] = -0.5f;
     bool cut = false;
+    uint32_t messages = 0;
     joined_reset(&got);
     request.include_usage = request.stream;
     assert_true(gw_answer_init(&a, &request, &options));
@@ -218,14 +222,23 @@ static bool run_answer(const uint32_t *ids, uint32_t count, uint32_t piece, uint
         if (n > count - at)
             n = count - at;
         struct msg_tokens t = {.seq = at, .count = n, .ids = ids + at};
-        t.logprobs = request.logprobs;
+        t.logprobs = request.logprobs && !forgotten;
         t.logprob = logprob;
+        t.has_receipt = true;
+        last_message = messages++ + 1;
+        t.receipt = (struct msg_receipt){.steps = last_message,
+                                         .accepted = last_message * 3,
+                                         .drafted = last_message * 4,
+                                         .queue_us = 5,
+                                         .prefill_us = 7,
+                                         .spec = "fixed:4"};
         cut = gw_answer_tokens(&a, 0, &t, 0, 20 + at);
         at += n;
     }
     gw_answer_finish(&a, 0, finish, NULL, 1000);
     assert_true(gw_answer_over(&a));
     assert_false(a.failed);
+    gw_answer_settle(&a);
     if (request.stream) {
         gw_answer_usage_event(&a);
     } else {
@@ -476,13 +489,46 @@ static void echo_and_logprobs(void **state)
 {
     uint32_t ids[50], count = encode(" more", ids, 50);
     for (int stream = 0; stream < 2; stream++) {
-        read_request(GW_COMPLETION, "{\"prompt\":\"Hello\",\"echo\":true,\"logprobs\":0}");
+        read_request(GW_COMPLETION, "{\"prompt\":\"Hello\",\"echo\":true}");
         request.stream = stream;
         run_answer(ids, count, 1, MSG_FINISH_LENGTH);
         assert_memory_equal(got.content.text, "Hello more", 10);
         assert_int_equal(got.content.bytes, 10);
-        assert_memory_equal(got.logprob_tokens.text, "Hello more", 10);
+        read_request(GW_COMPLETION, "{\"prompt\":\"Hello\",\"logprobs\":0}");
+        request.stream = stream;
+        run_answer(ids, count, 1, MSG_FINISH_LENGTH);
+        assert_memory_equal(got.logprob_tokens.text, " more", 5);
     }
+}
+
+/* Tokens that were sent once more come without: never a number that nobody computed. */
+static void unknown_logprobs_are_null(void **state)
+{
+    uint32_t ids[50], count = encode(" more", ids, 50);
+    forgotten = true;
+    read_request(GW_COMPLETION, "{\"prompt\":\"Hello\",\"logprobs\":2}");
+    run_answer(ids, count, 0, MSG_FINISH_LENGTH);
+    assert_non_null(strstr(whole.text, "\"token_logprobs\":[null"));
+    assert_non_null(strstr(whole.text, "\"top_logprobs\":[null"));
+    read_request(GW_CHAT, "{\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],"
+                          "\"logprobs\":true,\"top_logprobs\":2}");
+    run_answer(ids, count, 0, MSG_FINISH_LENGTH);
+    assert_non_null(strstr(whole.text, "\"logprob\":null,\"top_logprobs\":[]}"));
+    forgotten = false;
+}
+
+/* The engine's own end comes too late for an answer that was cut, or not at all. */
+static void receipt_of_a_cut_answer(void **state)
+{
+    uint32_t ids[200], count = encode("one two three four five six seven", ids, 200);
+    read_request(GW_COMPLETION, "{\"prompt\":\"x\",\"stop\":\"four\"}");
+    assert_true(run_answer(ids, count, 1, MSG_FINISH_STOP));
+    char want[64];
+    snprintf(want, sizeof(want), "\"accepted\":%u,\"steps\":%u,", last_message * 3, last_message);
+    assert_true(last_message > 3 && last_message < count);
+    assert_non_null(strstr(whole.text, want));
+    assert_non_null(strstr(whole.text, "\"queue_ms\":0.005,\"prefill_ms\":0.007,"));
+    assert_non_null(strstr(whole.text, "\"spec\":\"fixed:4\""));
 }
 
 static int setup(void **state)
@@ -523,6 +569,8 @@ int main(void)
         cmocka_unit_test(stop_ids_are_not_printed),
         cmocka_unit_test(reasoning_can_be_left_out),
         cmocka_unit_test(echo_and_logprobs),
+        cmocka_unit_test(unknown_logprobs_are_null),
+        cmocka_unit_test(receipt_of_a_cut_answer),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

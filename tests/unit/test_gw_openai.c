@@ -98,7 +98,7 @@ static const struct bad bad_both[] = {
     {"\"min_p\":-0.1", "min_p", V},
     {"\"min_p\":2", "min_p", V},
     {"\"n\":0", "n", V},
-    {"\"n\":17", "n", V},
+    {"\"n\":129", "n", V},
     {"\"n\":\"two\"", "n", V},
     {"\"best_of\":0", "best_of", V},
     {"\"best_of\":3", "best_of", U},
@@ -152,6 +152,12 @@ static const struct bad bad_both[] = {
     {"\"spec\":\"fixed:\"", "spec", V},
     {"\"spec\":\"magic\"", "spec", V},
     {"\"spec\":\"mtp:3\"", "spec", U},
+    {"\"temperature\":2.1", "temperature", V},
+    {"\"metadata\":5", "metadata", V},
+    {"\"store\":1", "store", V},
+    {"\"modalities\":[5]", "modalities", V},
+    {"\"thinking_token_budget\":0", "thinking_token_budget", U},
+    {"\"allowed_token_ids\":[]", "allowed_token_ids", U},
     {"\"bad_words\":[\"x\"]", "bad_words", U},
     {"\"allowed_token_ids\":[1]", "allowed_token_ids", U},
     {"\"thinking_token_budget\":5", "thinking_token_budget", U},
@@ -199,6 +205,18 @@ static const struct bad bad_chat[] = {
     {"\"echo\":true", "echo", U},
     {"\"chat_template\":\"x\"", "chat_template", U},
     {"\"continue_final_message\":true", "continue_final_message", U},
+    {"\"messages\":[" HI ",{\"role\":\"assistant\",\"reasoning_content\":5}]",
+     "messages[1].reasoning_content", V},
+    {"\"messages\":[" HI ",{\"role\":\"tool\",\"tool_call_id\":{}}]", "messages[1].tool_call_id",
+     V},
+    {"\"tools\":[{\"function\":{\"name\":\"f\",\"parameters\":\"x\"}}]",
+     "tools[0].function.parameters", V},
+    {"\"tools\":[{\"function\":{\"name\":\"a b\"}}]", "tools[0].function.name", V},
+    {"\"tools\":[{\"name\":\"a\\nb\"}]", "tools[0].name", V},
+    {"\"tools\":[{\"type\":\"custom\",\"function\":{\"name\":\"f\"}}]", "tools[0].type", U},
+    {"\"chat_template_kwargs\":{\"reasoning_effort\":1}", "chat_template_kwargs.reasoning_effort",
+     V},
+    {"\"max_tokens\":0", "max_tokens", V},
     {"\"functions\":[{}]", "functions", U},
     {"\"function_call\":\"auto\"", "function_call", U},
 };
@@ -216,6 +234,9 @@ static const struct bad bad_completion[] = {
     {"\"logprobs\":21", "logprobs", V},
     {"\"logprobs\":true", "logprobs", V},
     {"\"suffix\":\"x\"", "suffix", U},
+    {"\"max_tokens\":0", "max_tokens", V},
+    {"\"max_tokens\":0,\"echo\":true,\"min_tokens\":1", "max_tokens", V},
+    {"\"echo\":true,\"logprobs\":1", "logprobs", U},
 };
 
 static void expect_bad(enum gw_endpoint endpoint, const struct bad *cases, size_t count)
@@ -446,6 +467,37 @@ static void tokenize_and_back(void **state)
     str_fini(&out);
 }
 
+/* No check of ours may refuse what the template is known to print. */
+static void golden_case(void *context, struct arena *arena, const struct json *line)
+{
+    uint32_t *count = context;
+    const struct json *name = json_get(line, "name"), *wanted = json_get(line, "prompt");
+    struct str body, out;
+    str_init(&body, 0);
+    str_init(&out, 0);
+    json_write_compact(&body, json_get(line, "request"));
+    struct gw_openai_input in = {.endpoint = GW_TOKENIZE,
+                                 .body = body.text,
+                                 .body_bytes = body.bytes,
+                                 .session_id = "",
+                                 .request_id = "x",
+                                 .client_id = "",
+                                 .window = window};
+    bool ok = gw_openai_tokenize(&openai, &in, &out, &refusal);
+    if (ok != (wanted != NULL))
+        fail_msg("%.*s: %s", (int)name->bytes, name->text, ok ? "accepted" : refusal.message);
+    ++*count;
+    str_fini(&body);
+    str_fini(&out);
+}
+
+static void golden_requests(void **state)
+{
+    uint32_t count = 0;
+    golden_lines("tests/golden/chat/render.jsonl", golden_case, &count);
+    assert_true(count > 150);
+}
+
 static void refusals_as_json(void **state)
 {
     struct str out;
@@ -477,7 +529,7 @@ int main(void)
         cmocka_unit_test(everything_set),   cmocka_unit_test(tools_are_kept),
         cmocka_unit_test(prompts),          cmocka_unit_test(context_is_exact),
         cmocka_unit_test(sessions),         cmocka_unit_test(tokenize_and_back),
-        cmocka_unit_test(refusals_as_json),
+        cmocka_unit_test(golden_requests),  cmocka_unit_test(refusals_as_json),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

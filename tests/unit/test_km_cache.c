@@ -419,7 +419,7 @@ static uint32_t adopt(const struct run *r, uint32_t count, int wrong_block, int 
         memcpy(items + 20 * i + 16, &block, 4);
         items[20 * i + 3] ^= (uint8_t)((int)i == wrong_hash);
     }
-    struct msg m = {.type = MSG_KV_ADOPT};
+    struct msg m = {.type = MSG_KV_ADOPT, .epoch = W->options.epoch};
     m.u.kv_adopt = (struct msg_kv_adopt){"s1", count, items};
     cw_send(W, 0, &m);
     assert_int_equal(W->last.type, MSG_KV_ADOPT_REPLY);
@@ -473,7 +473,7 @@ static void someone_gives_way(void **state)
     assert_int_equal(run_open(&b), ERR_OK);
     run_commit(&b);
     assert_int_equal(run_snapshot(&b, 18), ERR_OK);
-    struct msg m = {.type = MSG_KV_EXTEND};
+    struct msg m = {.type = MSG_KV_EXTEND, .epoch = W->options.epoch};
     for (uint32_t i = 0; i < 4; i++) {
         m.u.kv_extend = (struct msg_kv_extend){a.lease, a.count, 1};
         cw_send(W, 0, &m);
@@ -591,7 +591,7 @@ static void slow_reads_are_not_waited_for(void **state)
     open_send(&again);
     assert_int_equal(W->last.type, MSG_NONE);
     W->now_us += 5 * CW_SECOND;
-    struct msg ping = {.type = MSG_KV_PING};
+    struct msg ping = {.type = MSG_KV_PING, .epoch = W->options.epoch};
     ping.u.kv_ping.incarnation = 100;
     cw_send(W, 0, &ping);
     cw_tick(W);
@@ -734,7 +734,7 @@ static void sim_use(struct sim *s, struct run *r)
     } else if (kind < 9) {
         run_release(r, rng_below(&s->rng, 3) > 0);
     } else if (r->count + 2 < CW_BLOCKS) {
-        struct msg m = {.type = MSG_KV_EXTEND};
+        struct msg m = {.type = MSG_KV_EXTEND, .epoch = W->options.epoch};
         m.u.kv_extend = (struct msg_kv_extend){r->lease, r->count, 1 + rng_below(&s->rng, 2)};
         cw_send(W, 0, &m);
         const struct msg_kv_extend_reply *reply = &W->last.u.kv_extend_reply;
@@ -748,7 +748,7 @@ static void sim_use(struct sim *s, struct run *r)
 static void sim_ping(struct sim *s)
 {
     uint64_t leases[SIM_RUNS];
-    struct msg m = {.type = MSG_KV_PING};
+    struct msg m = {.type = MSG_KV_PING, .epoch = W->options.epoch};
     for (uint32_t i = 0; i < SIM_RUNS; i++)
         if (s->runs[i].live)
             leases[m.u.kv_ping.lease_count++] = s->runs[i].lease;

@@ -226,7 +226,7 @@ static uint64_t open_ok(struct world *w, uint32_t peer, uint32_t request, uint32
 static uint32_t extend_code(struct world *w, uint32_t peer, uint64_t lease, uint32_t have,
                             uint32_t wanted)
 {
-    struct msg m = {.type = MSG_KV_EXTEND};
+    struct msg m = {.type = MSG_KV_EXTEND, .epoch = EPOCH};
     m.u.kv_extend = (struct msg_kv_extend){lease, have, wanted};
     send_msg(w, peer, &m);
     assert_int_equal(w->last.type, MSG_KV_EXTEND_REPLY);
@@ -241,7 +241,7 @@ static void commit(struct world *w, uint32_t peer, uint64_t lease, uint32_t firs
         memset(&hashes[i], (int)(first + i + 1), sizeof(hashes[i]));
         memcpy(&hashes[i], &lease, sizeof(lease));
     }
-    struct msg m = {.type = MSG_KV_COMMIT};
+    struct msg m = {.type = MSG_KV_COMMIT, .epoch = EPOCH};
     m.u.kv_commit =
         (struct msg_kv_commit){lease, first, (first + count) * TOKENS + 3, count, hashes};
     send_msg(w, peer, &m);
@@ -249,7 +249,7 @@ static void commit(struct world *w, uint32_t peer, uint64_t lease, uint32_t firs
 
 static void release(struct world *w, uint32_t peer, uint64_t lease)
 {
-    struct msg m = {.type = MSG_KV_RELEASE};
+    struct msg m = {.type = MSG_KV_RELEASE, .epoch = EPOCH};
     m.u.kv_release.lease = lease;
     send_msg(w, peer, &m);
 }
@@ -257,7 +257,7 @@ static void release(struct world *w, uint32_t peer, uint64_t lease)
 static void ping(struct world *w, uint32_t peer, uint64_t incarnation, const uint64_t *leases,
                  uint32_t count)
 {
-    struct msg m = {.type = MSG_KV_PING};
+    struct msg m = {.type = MSG_KV_PING, .epoch = EPOCH};
     m.u.kv_ping = (struct msg_kv_ping){incarnation, count, leases};
     send_msg(w, peer, &m);
     assert_int_equal(w->last.type, MSG_KV_STATE);
@@ -353,6 +353,7 @@ static void old_epochs_and_strangers_are_told(void **state)
     assert_int_equal(open_code(&w, 0, 1, 1, "", 0), ERR_EPOCH); /* not attached */
     attach(&w, 0);
     assert_int_equal(open_code(&w, 0, 1, 1, "", EPOCH - 1), ERR_EPOCH);
+    assert_int_equal(open_code(&w, 0, 1, 1, "", 0), ERR_EPOCH); /* of no epoch: of none of ours */
     assert_int_equal(open_code(&w, 1, 1, 1, "", EPOCH), ERR_EPOCH);
     uint64_t lease = open_ok(&w, 0, 1, 1);
     attach(&w, 1);
@@ -361,13 +362,13 @@ static void old_epochs_and_strangers_are_told(void **state)
     assert_int_equal(km_core_leases(w.core), 1);
     assert_int_equal(extend_code(&w, 0, lease ^ (5ull << 40), 1, 1), ERR_EPOCH);
     assert_int_equal(extend_code(&w, 0, 0, 1, 1), ERR_EPOCH);
-    struct msg m = {.type = MSG_KV_ADOPT};
+    struct msg m = {.type = MSG_KV_ADOPT, .epoch = EPOCH};
     send_msg(&w, 0, &m);
     assert_int_equal(w.last.u.kv_adopt_reply.code, ERR_OK);
     assert_int_equal(w.last.u.kv_adopt_reply.valid_count, 0);
     send_msg(&w, 2, &m);
     assert_int_equal(w.last.u.kv_adopt_reply.code, ERR_EPOCH);
-    m = (struct msg){.type = MSG_KV_SNAPSHOT};
+    m = (struct msg){.type = MSG_KV_SNAPSHOT, .epoch = EPOCH};
     m.u.kv_snapshot.lease = lease;
     send_msg(&w, 0, &m);
     assert_int_equal(w.last.u.kv_snapshot_reply.code, ERR_INVALID); /* no slot was granted */
@@ -385,7 +386,7 @@ static void bad_commits_change_nothing(void **state)
     uint64_t lease = open_ok(&w, 0, 1, 4);
     commit(&w, 0, lease, 1, 1); /* a gap */
     commit(&w, 0, lease, 0, 5); /* beyond the lease */
-    struct msg m = {.type = MSG_KV_COMMIT};
+    struct msg m = {.type = MSG_KV_COMMIT, .epoch = EPOCH};
     struct hash128 hash = {{1}};
     m.u.kv_commit = (struct msg_kv_commit){lease, 0, TOKENS - 1, 1, &hash}; /* not full */
     send_msg(&w, 0, &m);

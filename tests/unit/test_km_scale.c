@@ -173,7 +173,7 @@ static void turns_at_full_size(void **state)
         char key[32];
         snprintf(key, sizeof(key), "session-%u", session);
         chain_of(session, count, hashes);
-        struct msg m = {.type = MSG_KV_OPEN, .id = {{1}}};
+        struct msg m = {.type = MSG_KV_OPEN, .epoch = 1, .id = {{1}}};
         m.u.kv_open = (struct msg_kv_open){.session_key = key,
                                            .cache_salt = "",
                                            .prompt_count = count * BT + 1,
@@ -184,20 +184,20 @@ static void turns_at_full_size(void **state)
         send_msg(&r, &m, &open);
         assert_int_equal(r.code, ERR_OK);
         hits += r.reused > 0;
-        m = (struct msg){.type = MSG_KV_EXTEND};
+        m = (struct msg){.type = MSG_KV_EXTEND, .epoch = 1};
         m.u.kv_extend = (struct msg_kv_extend){r.lease, count + 1, 1};
         send_msg(&r, &m, &extend);
         if (r.reused < count) {
-            m = (struct msg){.type = MSG_KV_COMMIT};
+            m = (struct msg){.type = MSG_KV_COMMIT, .epoch = 1};
             m.u.kv_commit = (struct msg_kv_commit){r.lease, r.reused, count * BT + 1,
                                                    count - r.reused, hashes + r.reused};
             send_msg(&r, &m, &commit);
-            m = (struct msg){.type = MSG_KV_SNAPSHOT};
+            m = (struct msg){.type = MSG_KV_SNAPSHOT, .epoch = 1};
             m.u.kv_snapshot =
                 (struct msg_kv_snapshot){r.lease, count * BT, hashes[count - 1], r.granted};
             send_msg(&r, &m, &snapshot);
         }
-        m = (struct msg){.type = MSG_KV_RELEASE};
+        m = (struct msg){.type = MSG_KV_RELEASE, .epoch = 1};
         m.u.kv_release = (struct msg_kv_release){r.lease, count * BT + 1, true};
         send_msg(&r, &m, &release);
         if (i % 100 == 0)

@@ -1,40 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stories of the router's core; the random ones are in test_rt_sim.c. */
-#include "tests/unit/rt_world.h"
+#include "tests/unit/rt_story.h"
 
 #include "router/rt_table.h"
-
-static struct world w;
-
-static void begin(uint32_t workers, uint32_t gateways)
-{
-    world_init(&w, 42, workers, gateways);
-    world_run_ms(&w, 300);
-}
-
-static void end(void)
-{
-    world_run_ms(&w, 4000);
-    world_idle_check(&w);
-    world_fini(&w);
-}
-
-static struct rt_stats stats(void)
-{
-    return world_info(&w).stats;
-}
-
-/* A prompt length whose answer does not stop by itself before max. */
-static struct stream *open_long(uint32_t gateway, uint32_t max)
-{
-    for (;;) {
-        struct stream *s = stream_new(&w, gateway, 5 + rng_below(&w.rng, 200), max);
-        if (stop_of(s->prompt) != UINT32_MAX)
-            continue;
-        stream_submit(&w, gateway, s);
-        return s;
-    }
-}
 
 static void test_one_request(void **state)
 {
@@ -89,8 +57,10 @@ static void test_worker_killed_in_the_middle(void **state)
     for (uint32_t i = 0; i < 6; i++)
         s[i] = open_long(0, 500);
     world_run_ms(&w, 500);
-    uint32_t before = s[0]->k;
+    uint32_t before = s[0]->k, steps_before[6];
     assert_true(before > 10 && before < 500);
+    for (uint32_t i = 0; i < 6; i++) /* a message has at most 8 tokens and counts as one step */
+        assert_true((steps_before[i] = s[i]->steps_told) * 8 >= s[i]->k && s[i]->steps_told > 1);
     assert_int_equal(seqs_live(&w.workers[0]), 3);
     worker_kill(&w, 0);
     uint64_t killed_us = w.now_us;
@@ -103,6 +73,9 @@ static void test_worker_killed_in_the_middle(void **state)
         assert_int_equal(s[i]->finish, MSG_FINISH_LENGTH);
         assert_int_equal(s[i]->k, 500);
         resumed += s[i]->r.resumed;
+        /* What the lost worker had done counts. */
+        assert_true(s[i]->r.steps > steps_before[i] && s[i]->r.steps * 8 >= 500);
+        assert_true(s[i]->r.steps <= 500);
     }
     assert_int_equal(resumed, 3);
     assert_int_equal(stats().workers_lost, 1);
@@ -308,49 +281,6 @@ static void test_repeats_and_gaps(void **state)
     end();
 }
 
-static void test_queue_full(void **state)
-{
-    (void)state;
-    begin(1, 1);
-    w.options.queue_requests_max = 3;
-    router_restart(&w);
-    world_run_ms(&w, 1000);
-    w.workers[0].seqs_max = 2;
-    world_run_ms(&w, 600);
-    struct stream *s[8];
-    for (uint32_t i = 0; i < 8; i++)
-        s[i] = open_long(0, 300);
-    world_run_ms(&w, 50);
-    for (uint32_t i = 0; i < 8; i++) {
-        assert_int_equal(s[i]->reply, i < 5 ? ERR_OK : ERR_BUSY);
-        assert_true(i < 5 || (s[i]->retry_ms >= 1000 && s[i]->retry_ms <= 400000));
-    }
-    world_run_ms(&w, 12000);
-    for (uint32_t i = 0; i < 5; i++)
-        assert_int_equal(s[i]->finish, MSG_FINISH_LENGTH);
-    assert_int_equal(world_info(&w).router.ledger.accepted, 5);
-    end();
-}
-
-static void test_queue_full_by_tokens(void **state)
-{
-    (void)state;
-    begin(1, 1);
-    w.workers[0].seqs_max = 1;
-    world_run_ms(&w, 600);
-    struct stream *s[8];
-    for (uint32_t i = 0; i < 8; i++)
-        s[i] = stream_open(&w, 0, 4000, 300);
-    world_run_ms(&w, 50);
-    /* 20000 tokens may wait: one runs, five wait. */
-    for (uint32_t i = 0; i < 8; i++)
-        assert_int_equal(s[i]->reply, i < 6 ? ERR_OK : ERR_BUSY);
-    world_run_ms(&w, 15000);
-    for (uint32_t i = 0; i < 6; i++)
-        assert_int_equal(s[i]->state, S_OVER);
-    end();
-}
-
 static void test_no_worker_comes_back(void **state)
 {
     (void)state;
@@ -504,58 +434,6 @@ static void test_kvmgr_silent(void **state)
     end();
 }
 
-static void test_rate_of_long_prompts(void **state)
-{
-    (void)state;
-    world_init(&w, 7, 1, 1);
-    w.options.queue_tokens_max = 70000;
-    w.options.store_tokens_max = 400000;
-    router_restart(&w);
-    w.workers[0].context_max = 100000;
-    w.workers[0].prefill_per_s = 1000;
-    w.workers[0].seqs_max = 2;
-    world_run_ms(&w, 600);
-    for (uint32_t i = 0; i < 3; i++)
-        stream_open(&w, 0, 60000, 5);
-    world_run_ms(&w, 10000);
-    struct stream *refused = stream_open(&w, 0, 60000, 5);
-    for (uint32_t i = 0; i < 160; i++) {
-        world_run_ms(&w, 1000);
-        double rate = world_info(&w).tokens_per_s;
-        assert_true(rate > 500 && rate < 2000);
-    }
-    /* 60,000 wait, 110,000 are still to be computed for those that run. */
-    assert_int_equal(refused->reply, ERR_BUSY);
-    assert_in_range(refused->retry_ms, 85000, 300000);
-    world_run_ms(&w, 20000);
-    end();
-}
-
-/* Coming back later would not help them: no 429. */
-static void test_never_fits_the_queue(void **state)
-{
-    (void)state;
-    begin(1, 1);
-    w.options.queue_tokens_max = 1000;
-    w.options.store_tokens_max = 4096;
-    router_restart(&w);
-    world_run_ms(&w, 1000);
-    struct stream *over = stream_open(&w, 0, 1001, 5);
-    struct stream *fits = stream_open(&w, 0, 1000, 5);
-    world_run_ms(&w, 100);
-    assert_int_equal(over->reply, ERR_TOO_LARGE);
-    assert_int_equal(fits->reply, ERR_OK);
-    end();
-    begin(1, 1);
-    w.options.store_tokens_max = 4096; /* the reserve for output leaves less */
-    router_restart(&w);
-    world_run_ms(&w, 1000);
-    over = stream_open(&w, 0, 3800, 5);
-    world_run_ms(&w, 100);
-    assert_int_equal(over->reply, ERR_TOO_LARGE);
-    end();
-}
-
 static void test_busy_worker_needs_no_canary(void **state)
 {
     (void)state;
@@ -651,46 +529,6 @@ static void test_deadline(void **state)
     stream_submit(&w, 0, t);
     world_run_ms(&w, 50);
     assert_int_equal(t->reply, ERR_TIMEOUT);
-    end();
-}
-
-static void test_order_of_service(void **state)
-{
-    (void)state;
-    begin(1, 1);
-    w.workers[0].seqs_max = 1;
-    world_run_ms(&w, 600);
-    struct stream *first = open_long(0, 100);
-    world_run_ms(&w, 50);
-    /* Client 1 floods; client 2 has two; one request of client 1 matters more. */
-    static const struct {
-        uint32_t client;
-        int32_t priority;
-    } asked[] = {{1, 0}, {1, 0}, {1, 0}, {1, 0}, {2, 0}, {2, 0}, {1, -5}, {3, 9}};
-    static const uint32_t wanted[] = {6, 0, 4, 1, 5, 2, 3, 7};
-    struct stream *s[8];
-    for (uint32_t i = 0; i < 8; i++) {
-        do
-            s[i] = stream_new(&w, 0, 10 + rng_below(&w.rng, 50), 30);
-        while (stop_of(s[i]->prompt) != UINT32_MAX);
-        s[i]->client = asked[i].client;
-        s[i]->priority = asked[i].priority;
-        stream_submit(&w, 0, s[i]);
-    }
-    for (uint32_t n = 0; n < 8; n++) {
-        uint32_t served = 8;
-        while (served == 8) {
-            world_step(&w);
-            for (uint32_t i = 0; i < 8; i++) {
-                if (s[i]->state == S_OVER && s[i]->sent_us != 0) {
-                    served = i;
-                    s[i]->sent_us = 0;
-                }
-            }
-        }
-        assert_int_equal(served, wanted[n]);
-    }
-    assert_int_equal(first->state, S_OVER);
     end();
 }
 
@@ -873,8 +711,6 @@ int main(void)
         cmocka_unit_test(test_gateway_restarted),
         cmocka_unit_test(test_unnamed_request),
         cmocka_unit_test(test_repeats_and_gaps),
-        cmocka_unit_test(test_queue_full),
-        cmocka_unit_test(test_queue_full_by_tokens),
         cmocka_unit_test(test_no_worker_comes_back),
         cmocka_unit_test(test_canary_wrong),
         cmocka_unit_test(test_canary_late),
@@ -882,13 +718,10 @@ int main(void)
         cmocka_unit_test(test_long_prompt_stays_ready),
         cmocka_unit_test(test_hung_while_idle),
         cmocka_unit_test(test_kvmgr_silent),
-        cmocka_unit_test(test_rate_of_long_prompts),
-        cmocka_unit_test(test_never_fits_the_queue),
         cmocka_unit_test(test_busy_worker_needs_no_canary),
         cmocka_unit_test(test_drain_and_resume),
         cmocka_unit_test(test_drain_gives_back),
         cmocka_unit_test(test_deadline),
-        cmocka_unit_test(test_order_of_service),
         cmocka_unit_test(test_router_restart),
         cmocka_unit_test(test_worker_says_busy),
         cmocka_unit_test(test_resubmitted_elsewhere),

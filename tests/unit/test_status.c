@@ -43,13 +43,14 @@ struct rig {
     struct status *status;
     pid_t server;
     bool gave_up;
-    uint32_t refreshed;
+    uint32_t refreshed, commands;
+    struct status_command last;
     /* one HTTP exchange, made by a thread */
     const char *request;
     char answer[65536];
     /* one Redis answer */
     bool answered, absent;
-    char text[256];
+    char text[1024];
     int64_t integer;
 };
 
@@ -75,6 +76,17 @@ static void refresh(void *arg)
 {
     struct rig *r = arg;
     r->refreshed++;
+}
+
+static enum err command(void *arg, const struct status_command *c, struct err_detail *detail)
+{
+    struct rig *r = arg;
+    r->commands++;
+    r->last = *c;
+    r->last.name = strcmp(c->name, "drain") == 0 ? "drain" : "undrain";
+    if (c->has_worker && c->worker == 9)
+        return err_set(detail, ERR_NOT_FOUND, "worker: no worker 9");
+    return ERR_OK;
 }
 
 static void heartbeat(void *arg, void (*add)(void *, const char *, const char *), void *add_arg)
@@ -112,6 +124,7 @@ static void rig_open(struct rig *r, bool with_redis)
                                .extra = extra,
                                .refresh = refresh,
                                .heartbeat = heartbeat,
+                               .command = command,
                                .arg = r};
     struct err_detail detail;
     assert_int_equal(status_create(r->loop, &o, &r->status, &detail), ERR_OK);
@@ -205,6 +218,42 @@ static void health_and_metrics(void **state)
     rig_close(&r);
 }
 
+static void commands(void **state)
+{
+    struct rig r;
+    rig_open(&r, false);
+    const char *body = http(&r, "POST /drain?worker=3&deadline_ms=2500 HTTP/1.0\r\n\r\n");
+    assert_non_null(strstr(r.answer, " 200 "));
+    assert_string_equal(body, "{\"ok\":true}\n");
+    assert_string_equal(r.last.name, "drain");
+    assert_true(r.last.has_worker);
+    assert_int_equal(r.last.worker, 3);
+    assert_int_equal(r.last.deadline_ms, 2500);
+    http(&r, "POST /undrain HTTP/1.0\r\n\r\n");
+    assert_string_equal(r.last.name, "undrain");
+    assert_false(r.last.has_worker);
+    assert_int_equal(r.last.deadline_ms, 0);
+    body = http(&r, "POST /drain?worker=9 HTTP/1.0\r\n\r\n");
+    assert_non_null(strstr(r.answer, " 404 "));
+    assert_non_null(strstr(body, "no worker 9"));
+    assert_int_equal(r.commands, 3);
+    static const char *const bad[] = {
+        "worker=x",     "worker=-1", "deadline_ms=86400001", "worker=99999999999999999999999",
+        "deadline_ms=", "worker"};
+    for (uint32_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        char request[128];
+        snprintf(request, sizeof(request), "POST /drain?%s HTTP/1.0\r\n\r\n", bad[i]);
+        http(&r, request);
+        assert_non_null(strstr(r.answer, " 400 "));
+    }
+    http(&r, "GET /drain HTTP/1.0\r\n\r\n"); /* asking changes nothing */
+    assert_non_null(strstr(r.answer, " 404 "));
+    http(&r, "POST /reload HTTP/1.0\r\n\r\n");
+    assert_non_null(strstr(r.answer, " 404 "));
+    assert_int_equal(r.commands, 3);
+    rig_close(&r);
+}
+
 /* ---- Redis ---- */
 
 static void server_start(struct rig *r)
@@ -280,6 +329,9 @@ static void heartbeat_and_metrics_in_redis(void **state)
     assert_in_range(r.integer, 1, 15);
     ask(&r, 3, (const char *const[]){"HGET", METRICS, "tandem_test_things_total{x=\"y\"}"});
     assert_false(r.absent);
+    ask(&r, 2, (const char *const[]){"GET", "tandem:{c}:metrics_help:router:7"});
+    assert_non_null(strstr(r.text, "# TYPE tandem_test_seconds histogram\n"));
+    assert_non_null(strstr(r.text, "# HELP tandem_test_seconds Times.\n"));
     /* Lost data come back by themselves within one period. */
     ask(&r, 1, (const char *const[]){"FLUSHALL"});
     uint64_t start_us = clock_mono_us();
@@ -347,6 +399,7 @@ int main(int argc, char **argv)
         return (int)process_begin("router-7", argv[2], argv[3], NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(health_and_metrics),
+        cmocka_unit_test(commands),
         cmocka_unit_test(heartbeat_and_metrics_in_redis),
         cmocka_unit_test(process_begin_and_end),
     };

@@ -120,6 +120,8 @@ static void bounds_apply(struct arena *a, struct rng *r, struct msg *m)
         q->ids = ids_random(a, r, q->ids_count);
         q->sampling.top_logprobs %= MSG_TOP_LOGPROBS_MAX + 1;
         q->limits.output_tokens_max |= 1;
+        q->group_count %= 200;
+        q->group_index = q->group_count > 0 ? rng_below(r, q->group_count) : 0;
         break;
     }
     case MSG_SUBMIT_REPLY:

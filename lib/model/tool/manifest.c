@@ -122,8 +122,8 @@ static void show_hashing(void *arg, uint64_t done, uint64_t total)
 enum err manifest_read_tensors(const char *directory, const struct op_ctx *ctx, struct manifest *m,
                                struct err_detail *detail)
 {
-    char *config = NULL, *tokenizer = NULL;
-    size_t config_bytes = 0, tokenizer_bytes = 0;
+    char *config = NULL, *tokenizer = NULL, *chat = NULL;
+    size_t config_bytes = 0, tokenizer_bytes = 0, chat_bytes = 0;
     TRY(safetensors_open_directory(directory, &m->set, detail));
     enum err e =
         read_file(directory, "config.json", TEXT_BYTES_MAX, &config, &config_bytes, detail);
@@ -133,7 +133,16 @@ enum err manifest_read_tensors(const char *directory, const struct op_ctx *ctx, 
         e = e == ERR_NOT_FOUND ? ERR_OK : e;
     }
     if (e == ERR_OK) {
-        struct identity_texts texts = {config, config_bytes, tokenizer, tokenizer_bytes};
+        e = read_file(directory, "chat_template.jinja", TEXT_BYTES_MAX, &chat, &chat_bytes, detail);
+        e = e == ERR_NOT_FOUND ? ERR_OK : e;
+    }
+    if (e == ERR_OK) {
+        struct identity_texts texts = {.config = config,
+                                       .config_bytes = config_bytes,
+                                       .tokenizer = tokenizer,
+                                       .tokenizer_bytes = tokenizer_bytes,
+                                       .chat_template = chat,
+                                       .chat_template_bytes = chat_bytes};
         m->hashes = mem_take_array(safetensors_count(m->set) + 1u, sizeof(*m->hashes));
         e = load_pass(m->set, NULL, ctx, show_hashing, NULL, m->hashes, detail);
         m->fingerprint = identity_fingerprint(m->set, &texts, m->hashes);
@@ -142,6 +151,7 @@ enum err manifest_read_tensors(const char *directory, const struct op_ctx *ctx, 
     }
     free(config);
     free(tokenizer);
+    free(chat);
     return e;
 }
 

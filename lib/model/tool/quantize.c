@@ -208,13 +208,21 @@ static void hashed(void *arg, uint64_t done, uint64_t total)
 
 static enum err fingerprint(struct run *r, struct hash128 *ret, struct err_detail *detail)
 {
-    char *config = NULL, *tokenizer = NULL;
-    size_t config_bytes = 0, tokenizer_bytes = 0;
+    char *config = NULL, *tokenizer = NULL, *chat = NULL;
+    size_t config_bytes = 0, tokenizer_bytes = 0, chat_bytes = 0;
     TRY(read_file(r->options.in, "config.json", TEXT_BYTES_MAX, &config, &config_bytes, detail));
     enum err e = read_file(r->options.in, "tokenizer.json", TEXT_BYTES_MAX, &tokenizer,
                            &tokenizer_bytes, detail);
+    if (e == ERR_OK || e == ERR_NOT_FOUND)
+        e = read_file(r->options.in, "chat_template.jinja", TEXT_BYTES_MAX, &chat, &chat_bytes,
+                      detail);
     if (e == ERR_OK || e == ERR_NOT_FOUND) {
-        struct identity_texts texts = {config, config_bytes, tokenizer, tokenizer_bytes};
+        struct identity_texts texts = {.config = config,
+                                       .config_bytes = config_bytes,
+                                       .tokenizer = tokenizer,
+                                       .tokenizer_bytes = tokenizer_bytes,
+                                       .chat_template = chat,
+                                       .chat_template_bytes = chat_bytes};
         struct hash128 *hashes = mem_take_array(safetensors_count(r->set) + 1u, sizeof(*hashes));
         e = load_pass(r->set, NULL, &r->pool.ctx, hashed, NULL, hashes, detail);
         *ret = identity_fingerprint(r->set, &texts, hashes);
@@ -222,6 +230,7 @@ static enum err fingerprint(struct run *r, struct hash128 *ret, struct err_detai
     }
     free(config);
     free(tokenizer);
+    free(chat);
     return e;
 }
 

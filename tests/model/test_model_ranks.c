@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One model over several ranks against the whole model: logits within 1e-4, and the same bits on
+ * every rank, over prefill slices and verify steps; what cannot be split is refused. */
+#include "tests/model/harness.h"
+#include "tests/unit/fabric_world.h"
+
+#include <math.h>
+
+#include "lib/model/config.h"
+#include "worker/wk_group.h"
+
+#define TOKENS_MAX 333
+#define CLOSE      1e-4
+
+static uint32_t ids[TOKENS_MAX], tokens;
+
+/* Runs the sequence in a random walk of slices and verify steps, the same on every rank; out gets
+ * the logits of every position once it is final. */
+static enum err walk(struct model *m, uint64_t seed, float *out)
+{
+    struct rng rng;
+    struct test_cache t;
+    uint32_t vocab = model_info(m)->vocab_size, block_tokens = 16, at = 0, replay = 0;
+    rng_init(&rng, seed);
+    cache_init(&t, m, block_tokens, tokens / block_tokens + 4, 2, &rng);
+    struct model_cursor *c = test_cursor(m, 64, 1, tokens + MODEL_DRAFT_ROWS_MAX);
+    const uint32_t *blocks = cache_take(&t, tokens / block_tokens + 2);
+    enum err fault = ERR_OK;
+    while (at < tokens && fault == ERR_OK) {
+        bool journal = rng_below(&rng, 3) != 0;
+        uint32_t rows = 1 + rng_below(&rng, journal ? MODEL_DRAFT_ROWS_MAX : 64), right = rows;
+        uint32_t batch_ids[64];
+        rows = rows < tokens - at ? rows : tokens - at;
+        right = journal ? 1 + rng_below(&rng, rows) : rows;
+        memcpy(batch_ids, ids + at, rows * sizeof(*ids));
+        for (uint32_t r = right; r < rows; r++)
+            batch_ids[r] = rng_below(&rng, vocab);
+        struct model_seq seq = {.state_slot = 1,
+                                .position_start = at,
+                                .row_count = rows,
+                                .replay_count = replay,
+                                .fresh = at == 0,
+                                .journal = journal,
+                                .blocks = blocks,
+                                .block_count = tokens / block_tokens + 2};
+        struct model_batch batch = {1, rows, &seq, batch_ids};
+        model_begin(c, &t.kv, &batch);
+        model_advance(c, rng_below(&rng, model_info(m)->layer_count));
+        const float *logits = model_finish(c);
+        fault = model_cursor_fault(c);
+        memcpy(out + (size_t)at * vocab, logits, (size_t)right * vocab * sizeof(float));
+        at += right;
+        replay = journal ? right : 0;
+    }
+    cache_check(&t, m);
+    model_cursor_destroy(&c);
+    cache_fini(&t);
+    return fault;
+}
+
+struct run {
+    const char *below;
+    enum shard_moe moe;
+    enum model_numerics numerics;
+    uint32_t vocab;
+    float *out[SHARD_RANKS_MAX];
+    uint64_t state_bytes[SHARD_RANKS_MAX];
+    enum err fault[SHARD_RANKS_MAX];
+    uint32_t leave_after; /* collectives until rank 1 leaves; 0 = never */
+};
+
+static struct model *load(const struct run *run, const struct model_group *group)
+{
+    char path[1024];
+    struct err_detail detail = {{0}};
+    struct model *m = NULL;
+    test_path(path, sizeof(path), run->below);
+    struct model_options options = {
+        .directory = path, .threads = 1, .numerics = run->numerics, .group = group};
+    if (model_load(&options, &m, &detail) != ERR_OK) {
+        fprintf(stderr, "%s\n", detail.text);
+        abort();
+    }
+    return m;
+}
+
+struct leaver {
+    struct wk_fabric *f;
+    struct model_group inner;
+    uint32_t left;
+};
+
+static enum err leaver_reduce(void *arg, float *values, size_t count)
+{
+    struct leaver *l = arg;
+    if (l->left > 0 && --l->left == 0)
+        wk_fabric_leave(l->f);
+    return l->inner.all_reduce(l->inner.arg, values, count);
+}
+
+static enum err leaver_gather(void *arg, const void *own, size_t bytes, void *ret_all)
+{
+    struct leaver *l = arg;
+    return l->inner.all_gather(l->inner.arg, own, bytes, ret_all);
+}
+
+static void body(struct world *w, struct wk_fabric *f, uint32_t rank)
+{
+    struct run *run = w->arg;
+    struct model_group group = wk_group(f, run->moe);
+    struct leaver leaver = {f, group, rank == 1 ? run->leave_after : 0};
+    group.all_reduce = leaver_reduce;
+    group.all_gather = leaver_gather;
+    group.arg = &leaver;
+    struct model *m = load(run, &group);
+    run->state_bytes[rank] = model_info(m)->state_bytes;
+    must_join(f, 20000);
+    run->fault[rank] = walk(m, 77, run->out[rank]);
+    if (run->fault[rank] == ERR_OK)
+        MUST(wk_barrier(f) == ERR_OK);
+    model_destroy(&m);
+}
+
+static void run_ranks(struct run *run, uint32_t ranks)
+{
+    struct world w;
+    size_t values = (size_t)TOKENS_MAX * run->vocab;
+    for (uint32_t r = 0; r < ranks; r++)
+        run->out[r] = mem_take_array(values, sizeof(float));
+    world_init(&w, ranks, 16384);
+    w.deadline_ms = 20000;
+    world_run(&w, body, run);
+    world_fini(&w);
+}
+
+static void run_end(struct run *run, uint32_t ranks)
+{
+    for (uint32_t r = 0; r < ranks; r++)
+        mem_give(run->out[r]);
+}
+
+static void compare(const char *below, uint32_t ranks, enum shard_moe moe,
+                    enum model_numerics numerics, double close)
+{
+    struct run run = {.below = below, .moe = moe, .numerics = numerics};
+    struct model *whole = load(&run, NULL);
+    run.vocab = model_info(whole)->vocab_size;
+    size_t values = (size_t)tokens * run.vocab;
+    float *expected = mem_take_array(values, sizeof(float));
+    assert_int_equal(walk(whole, 77, expected), ERR_OK);
+    uint64_t state_bytes = model_info(whole)->state_bytes;
+    model_destroy(&whole);
+    run_ranks(&run, ranks);
+    double worst = 0;
+    for (uint32_t r = 0; r < ranks; r++) {
+        assert_int_equal(run.fault[r], ERR_OK);
+        assert_memory_equal(run.out[r], run.out[0], values * sizeof(float));
+        assert_true(run.state_bytes[r] < state_bytes);
+    }
+    for (size_t i = 0; i < values; i++)
+        worst = fmax(worst, fabs((double)run.out[0][i] - expected[i]));
+    print_message("%s, %u ranks, moe %d, numerics %d: logits differ by %.2g\n", below, ranks, moe,
+                  numerics, worst);
+    if (!(worst <= close))
+        fail_msg("%u ranks, moe %d: logits differ by %g", ranks, moe, worst);
+    /* A split that sums nothing would give the same bits as the whole. */
+    assert_true(worst > 0);
+    run_end(&run, ranks);
+    mem_give(expected);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    tokens =
+        test_ids("tests/golden/model-random/golden.safetensors", "sparse.ids", ids, TOKENS_MAX);
+    return 0;
+}
+
+static void test_two_tp(void **state)
+{
+    (void)state;
+    compare("tests/golden/model-random", 2, SHARD_MOE_TP, MODEL_EXACT, CLOSE);
+}
+
+static void test_two_ep(void **state)
+{
+    (void)state;
+    compare("tests/golden/model-random", 2, SHARD_MOE_EP, MODEL_EXACT, CLOSE);
+    compare("tests/golden/tiny-glm", 2, SHARD_MOE_AUTO, MODEL_EXACT, CLOSE);
+}
+
+static void test_two_fast(void **state)
+{
+    (void)state;
+    compare("tests/golden/model-random", 2, SHARD_MOE_AUTO, MODEL_FAST, CLOSE);
+}
+
+/* Heads, columns, experts and vocabulary that do not come out even; empty shares. */
+static void test_uneven(void **state)
+{
+    (void)state;
+    compare("tests/golden/model-random", 3, SHARD_MOE_AUTO, MODEL_EXACT, CLOSE);
+    compare("tests/golden/model-random", 4, SHARD_MOE_EP, MODEL_EXACT, CLOSE);
+}
+
+/* A rank that leaves in the middle ends the step on both, neither hangs. */
+static void test_leave(void **state)
+{
+    (void)state;
+    struct run run = {.below = "tests/golden/model-random", .vocab = 1024, .leave_after = 50};
+    run_ranks(&run, 2);
+    assert_true(run.fault[0] == ERR_EPOCH || run.fault[0] == ERR_CLOSED);
+    assert_int_equal(run.fault[1], ERR_CLOSED);
+    run_end(&run, 2);
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    struct model_group group = {.ranks = 2, .moe = SHARD_MOE_TP};
+    struct run run = {.below = "tests/golden/model-random"};
+    struct model *m = load(&run, NULL);
+    struct model_config c = *model_config(m);
+    struct shard s;
+    struct err_detail detail;
+    model_destroy(&m);
+    assert_int_equal(shard_plan(&c, 1, 4, group.moe, &s, &detail), ERR_UNSUPPORTED);
+    assert_non_null(strstr(detail.text, "moe_split=tp: experts are 256 columns wide"));
+    c.expert_width = 128;
+    assert_int_equal(shard_plan(&c, 0, 2, SHARD_MOE_TP, &s, &detail), ERR_UNSUPPORTED);
+    assert_non_null(strstr(detail.text, "128 columns wide, which 2 ranks"));
+    assert_int_equal(shard_plan(&c, 0, 2, SHARD_MOE_AUTO, &s, &detail), ERR_OK);
+    assert_true(s.experts_whole);
+    assert_int_equal(shard_plan(&c, 0, 1, SHARD_MOE_TP, &s, &detail), ERR_OK);
+    assert_int_equal(shard_plan(&c, 0, 5, SHARD_MOE_AUTO, &s, &detail), ERR_UNSUPPORTED);
+    assert_non_null(strstr(detail.text, "4 attention and 4 KDA heads"));
+    c.kda_heads = c.heads = 16;
+    assert_int_equal(shard_plan(&c, 0, 9, SHARD_MOE_AUTO, &s, &detail), ERR_UNSUPPORTED);
+    c.experts = 2;
+    assert_int_equal(shard_plan(&c, 0, 4, SHARD_MOE_EP, &s, &detail), ERR_UNSUPPORTED);
+}
+
+/* Parts are disjoint, in order, and together the whole. */
+static void test_split(void **state)
+{
+    (void)state;
+    for (uint32_t ranks = 1; ranks <= 8; ranks++) {
+        for (uint32_t size = 0; size < 2000; size += 37) {
+            for (uint32_t unit = 1; unit <= 128; unit += 127) {
+                uint32_t at = 0, most = shard_split(size, unit, ranks, 0).count;
+                for (uint32_t r = 0; r < ranks; r++) {
+                    struct shard_range p = shard_split(size, unit, ranks, r);
+                    assert_int_equal(p.first, at);
+                    assert_true(p.first % unit == 0 || p.count == 0);
+                    assert_true(p.count <= most);
+                    at += p.count;
+                }
+                assert_int_equal(at, size);
+            }
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_split),    cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_two_tp),   cmocka_unit_test(test_two_ep),
+        cmocka_unit_test(test_two_fast), cmocka_unit_test(test_uneven),
+        cmocka_unit_test(test_leave),
+    };
+    return cmocka_run_group_tests(tests, setup, NULL);
+}

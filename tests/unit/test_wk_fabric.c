@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Collectives over the local link: sums, gathers, faults below the interface, divergence. */
+#include "tests/unit/fabric_world.h"
+
+#include "lib/base/clock.h"
+#include "lib/base/mem.h"
+#include "lib/base/rng.h"
+
+#define COUNT_MAX 5000u
+
+int mallctl(const char *name, void *old, size_t *old_bytes, void *new_value, size_t new_bytes)
+    __attribute__((weak));
+
+/* Values of a rank in a round: any thread can make every rank's. */
+static void fill(float *values, size_t count, uint32_t round, uint32_t rank)
+{
+    struct rng rng;
+    rng_init(&rng, (uint64_t)round * 64 + rank);
+    for (size_t i = 0; i < count; i++)
+        values[i] = (float)((rng_unit(&rng) - 0.5) * (i % 7 == 0 ? 1e6 : 1));
+}
+
+static void expect_sum(float *sum, float *work, size_t count, uint32_t round, uint32_t ranks)
+{
+    fill(sum, count, round, 0);
+    for (uint32_t r = 1; r < ranks; r++) {
+        fill(work, count, round, r);
+        for (size_t i = 0; i < count; i++)
+            sum[i] += work[i];
+    }
+}
+
+struct buffers {
+    float *values, *sum, *work, *all;
+};
+
+static struct buffers buffers_take(uint32_t ranks)
+{
+    return (struct buffers){mem_take_array(COUNT_MAX, sizeof(float)),
+                            mem_take_array(COUNT_MAX, sizeof(float)),
+                            mem_take_array(COUNT_MAX, sizeof(float)),
+                            mem_take_array((size_t)COUNT_MAX * ranks, sizeof(float))};
+}
+
+static void buffers_give(struct buffers *b)
+{
+    mem_give(b->values);
+    mem_give(b->sum);
+    mem_give(b->work);
+    mem_give(b->all);
+}
+
+/* One round of every collective; an error is the fabric's, a wrong value ends the program. */
+static enum err round_run(struct world *w, struct wk_fabric *f, struct buffers *b, uint32_t round)
+{
+    static const size_t counts[] = {1, 0, 7, 256, 255, 257, COUNT_MAX};
+    size_t count = counts[round % ARRAY_COUNT(counts)], bytes = count * sizeof(float);
+    uint32_t rank = wk_fabric_rank(f);
+    wk_fabric_step(f, round);
+    fill(b->values, count, round, rank);
+    TRY(wk_all_reduce(f, b->values, count));
+    expect_sum(b->sum, b->work, count, round, w->ranks);
+    MUST(memcmp(b->values, b->sum, bytes) == 0);
+    fill(b->values, count, round, rank);
+    TRY(wk_all_gather(f, b->values, bytes, b->all));
+    for (uint32_t r = 0; r < w->ranks; r++) {
+        fill(b->work, count, round, r);
+        MUST(memcmp((uint8_t *)b->all + r * bytes, b->work, bytes) == 0);
+    }
+    uint32_t peer = rank ^ 1u; /* pairs 0-1, 2-3, ... */
+    if (peer < w->ranks) {
+        TRY(wk_pair_exchange(f, peer, b->values, bytes, b->sum));
+        fill(b->work, count, round, peer);
+        MUST(memcmp(b->sum, b->work, bytes) == 0);
+    }
+    return wk_barrier(f);
+}
+
+static void body_rounds(struct world *w, struct wk_fabric *f, uint32_t rank)
+{
+    (void)rank;
+    struct buffers b = buffers_take(w->ranks);
+    must_join(f, 10000);
+    MUST(wk_fabric_epoch(f) == 1);
+    for (uint32_t round = 0; round < 30; round++)
+        MUST(round_run(w, f, &b, round) == ERR_OK);
+    MUST(wk_fabric_fault(f, NULL) == ERR_OK);
+    MUST(wk_barrier(f) == ERR_OK); /* nobody leaves before all have looked */
+    buffers_give(&b);
+}
+
+static void test_rounds(void **state)
+{
+    (void)state;
+    static const uint32_t ranks[] = {2, 3, 8};
+    for (uint32_t i = 0; i < ARRAY_COUNT(ranks); i++) {
+        struct world w;
+        world_init(&w, ranks[i], 1024);
+        world_run(&w, body_rounds, NULL);
+        world_fini(&w);
+    }
+}
+
+/* What each rank saw when a planted fault hit. */
+struct seen {
+    enum err code[2];
+    struct err_detail detail[2];
+    uint64_t us[2];
+    uint64_t duplicates[2];
+};
+
+/* Runs rounds until the fabric fails or they are done, then forms the group anew and goes on. */
+static void body_fault(struct world *w, struct wk_fabric *f, uint32_t rank)
+{
+    struct seen *seen = w->arg;
+    struct buffers b = buffers_take(w->ranks);
+    must_join(f, 10000);
+    uint64_t begun = 0;
+    for (uint32_t round = 0; round < 14 && seen->code[rank] == ERR_OK; round++) {
+        begun = clock_mono_us();
+        seen->code[rank] = round_run(w, f, &b, round);
+    }
+    seen->us[rank] = clock_mono_us() - begun;
+    seen->duplicates[rank] = wk_fabric_stats(f)->duplicates;
+    wk_fabric_fault(f, &seen->detail[rank]);
+    if (seen->code[rank] != ERR_OK) {
+        /* Latched: nothing is sent or waited for until the group is formed anew. */
+        MUST(wk_barrier(f) == seen->code[rank]);
+        MUST(wk_fabric_stats(f)->faults >= 1);
+    }
+    buffers_give(&b);
+}
+
+static void body_fault_rejoin(struct world *w, struct wk_fabric *f, uint32_t rank)
+{
+    body_fault(w, f, rank);
+    struct buffers b = buffers_take(w->ranks);
+    must_join(f, 10000);
+    for (uint32_t round = 0; round < 14; round++)
+        MUST(round_run(w, f, &b, round) == ERR_OK);
+    MUST(wk_barrier(f) == ERR_OK);
+    buffers_give(&b);
+}
+
+static struct seen fault_run(enum wk_fault fault, uint64_t message, uint64_t value, bool rejoin)
+{
+    struct world w;
+    struct seen seen = {0};
+    struct wk_fault_options faults = {.rule_count = 1, .rules = {{message, fault, value}}};
+    world_init(&w, 2, 1024);
+    w.deadline_ms = 300;
+    w.silence_ms = 1000;
+    w.faults[1] = &faults;
+    world_run(&w, rejoin ? body_fault_rejoin : body_fault, &seen);
+    world_fini(&w);
+    return seen;
+}
+
+static void test_harmless(void **state)
+{
+    (void)state;
+    struct seen s = fault_run(WK_FAULT_DUPLICATE, 20, 0, true);
+    assert_int_equal(s.code[0], ERR_OK);
+    assert_int_equal(s.code[1], ERR_OK);
+    assert_int_equal(s.duplicates[0], 1);
+    s = fault_run(WK_FAULT_DELAY, 20, 30000, true);
+    assert_int_equal(s.code[0], ERR_OK);
+    assert_int_equal(s.code[1], ERR_OK);
+    s = fault_run(WK_FAULT_STALL, 20, 100000, true);
+    assert_int_equal(s.code[0], ERR_OK);
+    assert_int_equal(s.code[1], ERR_OK);
+}
+
+static void test_drop(void **state)
+{
+    (void)state;
+    struct seen s = fault_run(WK_FAULT_DROP, 20, 0, true);
+    assert_int_not_equal(s.code[0], ERR_OK);
+    assert_int_not_equal(s.code[1], ERR_OK);
+    for (int r = 0; r < 2; r++)
+        assert_true(s.us[r] < 2000000);
+}
+
+static void test_corrupt(void **state)
+{
+    (void)state;
+    /* Bits of every field of the head, then of the payload. */
+    for (uint64_t bit = 3; bit < 8 * sizeof(struct wk_head) + 200; bit += 37) {
+        struct seen s = fault_run(WK_FAULT_CORRUPT, 9, bit, bit % 2 == 0);
+        assert_int_equal(s.code[0], ERR_CORRUPT);
+        assert_non_null(strstr(s.detail[0].text, "rank 1 damaged"));
+        assert_int_equal(s.code[1], ERR_EPOCH);
+        assert_true(s.us[1] < 2000000);
+    }
+}
+
+static void test_stall_and_close(void **state)
+{
+    (void)state;
+    struct seen s = fault_run(WK_FAULT_STALL, 20, 900000, true);
+    assert_true(s.code[0] == ERR_TIMEOUT || s.code[1] == ERR_TIMEOUT);
+    s = fault_run(WK_FAULT_CLOSE, 20, 0, false);
+    assert_int_equal(s.code[1], ERR_CLOSED);
+    assert_true(s.code[0] == ERR_TIMEOUT || s.code[0] == ERR_CLOSED);
+    assert_true(s.us[0] < 2000000);
+}
+
+/* Ranks that are not in the same collective of the same step never exchange a byte of it. */
+static void body_diverge(struct world *w, struct wk_fabric *f, uint32_t rank)
+{
+    struct seen *seen = w->arg;
+    float values[8] = {0}, all[16];
+    must_join(f, 10000);
+    wk_fabric_step(f, 5);
+    uint64_t how = (uint64_t)seen->us[0];
+    if (rank == 1 && how == 0)
+        seen->code[1] = wk_all_reduce(f, values, 7);
+    else if (rank == 1 && how == 1)
+        seen->code[1] = wk_all_gather(f, values, 32, all);
+    else if (rank == 1) {
+        wk_fabric_step(f, 6);
+        seen->code[1] = wk_all_reduce(f, values, 8);
+    } else {
+        seen->code[0] = wk_all_reduce(f, values, 8);
+    }
+    wk_fabric_fault(f, &seen->detail[rank]);
+}
+
+static void test_diverge(void **state)
+{
+    (void)state;
+    for (uint64_t how = 0; how < 3; how++) {
+        struct world w;
+        struct seen seen = {.us = {how}};
+        world_init(&w, 2, 1024);
+        world_run(&w, body_diverge, &seen);
+        world_fini(&w);
+        for (int r = 0; r < 2; r++)
+            assert_true(seen.code[r] == ERR_INVALID || seen.code[r] == ERR_EPOCH);
+        int r = seen.code[0] == ERR_INVALID ? 0 : 1;
+        assert_int_equal(seen.code[r], ERR_INVALID);
+        assert_non_null(strstr(seen.detail[r].text, "ranks differ"));
+    }
+}
+
+static void body_settings(struct world *w, struct wk_fabric *f, uint32_t rank)
+{
+    struct seen *seen = w->arg;
+    seen->code[rank] = wk_fabric_join(f, 2000, &seen->detail[rank]);
+}
+
+static void test_settings(void **state)
+{
+    (void)state;
+    struct world w;
+    struct seen seen = {0};
+    world_init(&w, 2, 1024);
+    w.settings[1].bytes[3] = 9;
+    world_run(&w, body_settings, &seen);
+    world_fini(&w);
+    /* One that looks when the other has already gone waits in vain; never a group. */
+    assert_true(seen.code[0] == ERR_INVALID || seen.code[1] == ERR_INVALID);
+    for (int r = 0; r < 2; r++)
+        assert_true(seen.code[r] == ERR_INVALID || seen.code[r] == ERR_TIMEOUT);
+    int r = seen.code[0] == ERR_INVALID ? 0 : 1;
+    assert_non_null(strstr(seen.detail[r].text, "other weights or settings"));
+}
+
+/* Seeded chance on both sides: whatever happens, a sum that comes back is right, and the group
+ * forms anew after every fault. */
+static void body_chance(struct world *w, struct wk_fabric *f, uint32_t rank)
+{
+    (void)rank;
+    struct buffers b = buffers_take(w->ranks);
+    uint32_t *progress = w->arg, round = 0;
+    must_join(f, 20000);
+    while (round < 120) {
+        if (round_run(w, f, &b, round) == ERR_OK) {
+            round++;
+            continue;
+        }
+        must_join(f, 20000);
+        /* Ranks may have ended the failed round differently: the lower one counts. */
+        uint32_t own = round, all[WK_RANKS_MAX];
+        while (wk_all_gather(f, &own, sizeof own, all) != ERR_OK)
+            must_join(f, 20000);
+        for (uint32_t r = 0; r < w->ranks; r++)
+            round = all[r] < round ? all[r] : round;
+    }
+    progress[wk_fabric_rank(f)] = (uint32_t)wk_fabric_stats(f)->joins;
+    buffers_give(&b);
+}
+
+static void test_chance(void **state)
+{
+    (void)state;
+    for (uint32_t seed = 1; seed <= 3; seed++) {
+        struct world w;
+        uint32_t progress[WK_RANKS_MAX] = {0};
+        struct wk_fault_options faults[2];
+        world_init(&w, 2, 1024);
+        w.deadline_ms = 200;
+        w.silence_ms = 2000;
+        for (uint32_t r = 0; r < 2; r++) {
+            faults[r] = (struct wk_fault_options){.seed = seed * 10 + r, .chance_value_max = 3000};
+            faults[r].permille[WK_FAULT_DELAY] = 5;
+            faults[r].permille[WK_FAULT_DROP] = 2;
+            faults[r].permille[WK_FAULT_DUPLICATE] = 5;
+            faults[r].permille[WK_FAULT_CORRUPT] = 3;
+            faults[r].permille[WK_FAULT_STALL] = 3;
+            w.faults[r] = &faults[r];
+        }
+        world_run(&w, body_chance, progress);
+        world_fini(&w);
+        assert_true(progress[0] > 1 && progress[1] > 1); /* faults did happen */
+    }
+}
+
+static void body_allocations(struct world *w, struct wk_fabric *f, uint32_t rank)
+{
+    (void)rank;
+    struct buffers b = buffers_take(w->ranks);
+    uint64_t before = 0, after = 0;
+    size_t bytes = sizeof before;
+    must_join(f, 10000);
+    for (uint32_t round = 0; round < 40; round++) {
+        if (round == 10 && mallctl("thread.allocated", &before, &bytes, NULL, 0) != 0)
+            abort();
+        MUST(round_run(w, f, &b, round) == ERR_OK);
+    }
+    MUST(mallctl("thread.allocated", &after, &bytes, NULL, 0) == 0);
+    MUST(after == before);
+    MUST(wk_barrier(f) == ERR_OK);
+    buffers_give(&b);
+}
+
+static void test_allocates_nothing(void **state)
+{
+    (void)state;
+    struct world w;
+    if (mallctl == NULL)
+        skip();
+    world_init(&w, 2, 1024);
+    world_run(&w, body_allocations, NULL);
+    world_fini(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rounds),
+        cmocka_unit_test(test_harmless),
+        cmocka_unit_test(test_drop),
+        cmocka_unit_test(test_corrupt),
+        cmocka_unit_test(test_stall_and_close),
+        cmocka_unit_test(test_diverge),
+        cmocka_unit_test(test_settings),
+        cmocka_unit_test(test_chance),
+        cmocka_unit_test(test_allocates_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
