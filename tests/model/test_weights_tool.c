@@ -366,6 +366,20 @@ static void test_calibrated(void **state)
                "line 1: neither prompt nor text"));
 }
 
+/* What is bundled: EXL3 experts, small, true to its manifest, close to its BF16 original. */
+static void test_demo(void **state)
+{
+    (void)state;
+    tool(0, "verify deploy/demo");
+    shell("test $(du -sb deploy/demo | cut -f1) -lt 8000000");
+    assert_non_null(strstr(tool(0, "inspect deploy/demo"),
+                           "quantization: exl3-mcg 4.00 bpw (routed experts) + bf16 (rest)"));
+    const char *text = tool(0, "compare " BF16_MODEL " deploy/demo --texts " TEXTS
+                               " --kld-max 0.02 --identical-min 0.95");
+    assert_non_null(strstr(text, "\"answers\": 51, "));
+    assert_non_null(strstr(text, "\"own\": 51}"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_inspect_fixtures),
@@ -375,6 +389,7 @@ int main(void)
                                        cmocka_unit_test(test_verify),
                                        cmocka_unit_test(test_archive),
                                        cmocka_unit_test(test_synth),
-                                       cmocka_unit_test(test_calibrated)};
+                                       cmocka_unit_test(test_calibrated),
+                                       cmocka_unit_test(test_demo)};
     return cmocka_run_group_tests(tests, start, stop);
 }
