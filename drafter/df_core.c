@@ -24,7 +24,9 @@ void df_core_init(struct df_core *core, const struct df_core_options *options, v
     CHECK(options->sequences_max > 0 && options->sequences_max <= DF_SEQUENCES_MAX);
     CHECK(options->tokens_max >= options->context_max);
     CHECK(options->match_min > 0 && options->match_min <= options->match_max);
-    CHECK(options->match_max <= DF_NGRAM_MAX);
+    CHECK(options->match_max <= DF_NGRAM_MAX && options->ngram_first <= DF_NGRAM_MAX);
+    CHECK(options->network_drafts < MSG_DRAFT_IDS_MAX);
+    CHECK(options->tap_layer_count <= MSG_TAPS_MAX);
     CHECK(bytes >= df_core_bytes(options));
     CHECK((uintptr_t)memory % PAGE_BYTES == 0);
     memset(core, 0, sizeof(*core));
@@ -98,6 +100,7 @@ static struct df_sequence *sequence_take(struct df_core *core, struct df_actions
     }
     freed_forget(actions, (uint32_t)(found - core->sequences));
     df_ngram_clear(&found->ngram);
+    actions->fresh = true;
     found->used = true;
     found->too_long = false;
     core->live++;
@@ -126,6 +129,10 @@ static enum err sequence_write(struct df_core *core, struct df_sequence *s, uint
     uint32_t same = 0;
     while (same < count && base + same < s->ngram.length && s->ngram.ids[base + same] == ids[same])
         same++;
+    if (s->ngram.length > base + same) {
+        actions->cut = true;
+        actions->cut_length = base + same;
+    }
     core->tokens -= s->ngram.length - (base + same);
     df_ngram_truncate(&s->ngram, base + same);
     uint32_t fresh = count - same;
@@ -178,15 +185,44 @@ static void on_hello(struct df_core *core, const struct df_event *event, struct 
             sequence_drop(core, s, actions);
         }
     }
+    const struct msg_draft_hello *h = &event->msg->u.draft_hello;
+    const struct df_core_options *o = &core->options;
     k->used = true;
     k->incarnation = incarnation;
     k->last_use = ++core->use;
+    k->fits = o->network_drafts > 0 && h->hidden == o->network_hidden &&
+              h->vocab_size == o->network_vocab;
+    for (uint32_t i = 0; i < o->tap_layer_count; i++)
+        k->fits = k->fits && o->tap_layers[i] < h->layers;
+    core->counters.misfits += o->network_drafts > 0 && !k->fits;
+    actions->fits = k->fits;
+    actions->peer = (uint32_t)(k - core->peers);
     actions->reply = true;
     actions->msg.type = MSG_DRAFT_HELLO_REPLY;
     actions->msg.u.draft_hello_reply =
         (struct msg_draft_hello_reply){.incarnation = core->options.incarnation,
-                                       .source = "ngram",
+                                       .source = k->fits ? "dflash" : "ngram",
                                        .draft_tokens_max = MSG_DRAFT_IDS_MAX};
+    if (!k->fits)
+        return;
+    struct msg_draft_hello_reply *reply = &actions->msg.u.draft_hello_reply;
+    reply->draft_tokens_max = o->network_drafts;
+    reply->tap_layer_count = o->tap_layer_count;
+    reply->tap_layers = o->tap_layers;
+    reply->tap_hidden = o->network_hidden;
+    reply->tap_type = o->tap_type;
+}
+
+/* Says which sequence of which peer the message is about. */
+static void about(struct df_core *core, const struct df_event *event, struct df_sequence *s,
+                  struct df_actions *actions)
+{
+    actions->sequence = (uint32_t)(s - core->sequences);
+    for (uint32_t i = 0; i < DF_PEERS_MAX; i++) {
+        const struct df_known_peer *k = &core->peers[i];
+        if (k->used && k->fits && peer_same(&k->peer, &event->peer))
+            actions->peer = i;
+    }
 }
 
 static void on_open(struct df_core *core, const struct df_event *event, struct df_actions *actions)
@@ -201,6 +237,7 @@ static void on_open(struct df_core *core, const struct df_event *event, struct d
     s->epoch = open->epoch;
     s->too_long = false;
     sequence_touch(core, s);
+    about(core, event, s, actions);
     /* Too long is remembered in the sequence; the worker learns it from the first proposal. */
     enum err e = sequence_write(core, s, 0, open->ids, open->ids_count, actions);
     CHECK(e == ERR_OK || s->too_long);
@@ -225,6 +262,7 @@ static enum err context_apply(struct df_core *core, const struct df_event *event
         return ERR_EPOCH;
     }
     s->peer = event->peer;
+    about(core, event, s, actions);
     return sequence_write(core, s, base, ids, count, actions);
 }
 
@@ -257,7 +295,8 @@ static enum err propose(struct df_core *core, const struct df_event *event,
         *ret_sequence = NULL;
         return ERR_EPOCH;
     }
-    if (p->source[0] != '\0' && strcmp(p->source, "ngram") != 0) {
+    bool network = actions->peer != DF_NONE && strcmp(p->source, "ngram") != 0;
+    if (p->source[0] != '\0' && strcmp(p->source, network ? "dflash" : "ngram") != 0) {
         core->counters.unsupported++;
         return ERR_UNSUPPORTED;
     }
@@ -267,8 +306,16 @@ static enum err propose(struct df_core *core, const struct df_event *event,
         return ERR_TIMEOUT;
     }
     uint32_t wanted = p->draft_count < MSG_DRAFT_IDS_MAX ? p->draft_count : MSG_DRAFT_IDS_MAX;
-    actions->msg.u.draft_reply.ids_count = df_ngram_propose(
-        &s->ngram, core->options.match_min, core->options.match_max, wanted, actions->ids);
+    const struct df_core_options *o = &core->options;
+    uint32_t least = network ? o->ngram_first : o->match_min, found = 0;
+    if (least > 0) {
+        uint32_t most = o->match_max > least ? o->match_max : least;
+        found = df_ngram_propose(&s->ngram, least, most, wanted, actions->ids);
+    }
+    actions->msg.u.draft_reply.ids_count = found;
+    actions->ask = network && found == 0;
+    actions->wanted = wanted;
+    actions->anchor = p->anchor;
     return ERR_OK;
 }
 
@@ -284,6 +331,7 @@ static void on_propose(struct df_core *core, const struct df_event *event,
     *reply = (struct msg_draft_reply){.epoch = p->epoch, .step = p->step, .ids = actions->ids};
     reply->code = propose(core, event, actions, &s);
     reply->base_length = s != NULL ? s->ngram.length : 0;
+    actions->reply = !actions->ask;
     CHECK(reply->code == ERR_OK || reply->ids_count == 0);
     core->counters.hits += reply->ids_count > 0;
     core->counters.draft_ids += reply->ids_count;
@@ -341,6 +389,13 @@ static void on_tick(struct df_core *core, struct df_actions *actions)
     CHECK(tokens == core->tokens);
 }
 
+void df_core_drafted(struct df_core *core, uint32_t count)
+{
+    CHECK_OBJ(core, DF_CORE_MAGIC);
+    core->counters.hits += count > 0;
+    core->counters.draft_ids += count;
+}
+
 void df_core_step(struct df_core *core, const struct df_event *event,
                   struct df_actions *ret_actions)
 {
@@ -348,6 +403,13 @@ void df_core_step(struct df_core *core, const struct df_event *event,
     CHECK(event->now_us >= core->now_us);
     core->now_us = event->now_us;
     ret_actions->reply = false;
+    ret_actions->ask = false;
+    ret_actions->fits = false;
+    ret_actions->fresh = false;
+    ret_actions->cut = false;
+    ret_actions->length = 0;
+    ret_actions->peer = DF_NONE;
+    ret_actions->sequence = DF_NONE;
     ret_actions->freed_count = 0;
     memset(&ret_actions->msg, 0, sizeof(ret_actions->msg));
     switch (event->type) {
@@ -359,6 +421,8 @@ void df_core_step(struct df_core *core, const struct df_event *event,
         on_tick(core, ret_actions);
         break;
     }
+    if (ret_actions->sequence != DF_NONE)
+        ret_actions->length = core->sequences[ret_actions->sequence].ngram.length;
     CHECK(core->tokens <= core->options.tokens_max);
     CHECK(core->live <= core->options.sequences_max);
 }

@@ -4,7 +4,10 @@
  * Owned by the drafter's loop thread.  Pure; all memory is the caller's.  Holds at most
  * sequences_max sequences of at most context_max tokens, tokens_max in all: the least recently used
  * one makes room.  A sequence silent for silence_us_max is dropped.  Nothing here is worth keeping:
- * a sequence that is gone is answered with ERR_NOT_FOUND and the worker opens it again. */
+ * a sequence that is gone is answered with ERR_NOT_FOUND and the worker opens it again.
+ *
+ * Tokens of a sequence are kept for every source.  n-gram drafts are answered at once; where a
+ * network drafts, the answer is left to the shell (`ask`), which has the contexts. */
 #ifndef DRAFTER_DF_CORE_H
 #define DRAFTER_DF_CORE_H
 
@@ -18,6 +21,7 @@
 #define DF_SEQUENCES_MAX 256u
 #define DF_PEERS_MAX     32u
 #define DF_PEER_BYTES    32u
+#define DF_NONE          UINT32_MAX
 
 struct df_peer { /* routing id of a worker */
     uint8_t count;
@@ -35,7 +39,17 @@ struct df_event {
 };
 
 struct df_actions {
-    bool reply; /* send msg to the event's peer */
+    bool reply;      /* send msg to the event's peer */
+    bool ask;        /* msg is a DraftReply without drafts: the network fills it, then it is sent */
+    uint32_t wanted; /* ask: drafts, at most */
+    uint32_t anchor; /* ask: the last token, at length - 1 */
+    uint32_t peer;   /* number of the peer, DF_NONE before its hello */
+    bool fits;       /* hello: the network can draft for this target */
+    uint32_t sequence; /* that the message was about, DF_NONE = none */
+    uint32_t length;   /* of it, in tokens */
+    bool fresh;        /* it begins */
+    bool cut;          /* its tokens from cut_length on were other ones */
+    uint32_t cut_length;
     struct msg msg;
     uint32_t ids[MSG_DRAFT_IDS_MAX]; /* what msg points to */
     uint32_t freed_count;            /* sequences whose memory may go back to the system */
@@ -51,11 +65,16 @@ struct df_core_options {
     uint64_t deadline_us; /* later than this after received_us: no drafts */
     uint64_t incarnation;
     uint64_t seed; /* of the hash tables */
+    /* The network; drafts 0 = there is none, n-gram drafts only. */
+    uint32_t network_drafts;
+    uint32_t network_hidden, network_vocab;
+    uint32_t tap_layer_count, tap_layers[MSG_TAPS_MAX], tap_type;
+    uint32_t ngram_first; /* a match of so many tokens goes before the network; 0 = never */
 };
 
 struct df_counters {
     uint64_t opens, closes, contexts, proposals, hits, draft_ids;
-    uint64_t not_found, stale, too_long, late, unsupported;
+    uint64_t not_found, stale, too_long, late, unsupported, misfits;
     uint64_t evicted, silent, superseded, foreign;
 };
 
@@ -72,6 +91,7 @@ struct df_sequence {
 
 struct df_known_peer {
     bool used;
+    bool fits; /* the network was made for its model */
     struct df_peer peer;
     uint64_t incarnation;
     uint64_t last_use;
@@ -96,6 +116,8 @@ size_t df_core_bytes(const struct df_core_options *o);
 /* memory: df_core_bytes, 4096-byte aligned, any content; sequence i uses the i-th part of it. */
 void df_core_init(struct df_core *core, const struct df_core_options *options, void *memory,
                   size_t bytes);
+/* The network gave count drafts to an `ask`. */
+void df_core_drafted(struct df_core *core, uint32_t count);
 void df_core_step(struct df_core *core, const struct df_event *event,
                   struct df_actions *ret_actions);
 

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "drafter/df_core.h"
+#include "drafter/df_model.h"
 #include "drafter/df_params.h"
 #include "lib/base/arena.h"
 #include "lib/base/check.h"
@@ -16,14 +17,17 @@
 #include "lib/base/metrics.h"
 #include "lib/base/rng.h"
 #include "lib/base/str.h"
+#include "lib/model/dflash.h"
 #include "lib/net/bus.h"
 #include "lib/net/loop.h"
 #include "lib/net/redis.h"
 #include "lib/net/status.h"
+#include "proto/tap_ring.h"
 #include "proto/wire.h"
 
 #define DF_SHELL_MAGIC 0x44465348u
 #define TICK_US        1000000u
+#define PENDING_MAX    64u /* a burst of more is answered in parts */
 /* A body is at most 1 MiB on the wire; its fields and a copy of a misaligned payload fit too. */
 #define ARENA_BYTES_MAX (32u << 20)
 #define ARENA_BYTES     (256u << 10)
@@ -48,6 +52,14 @@ static const struct metric_row df_metric_rows[DF_METRIC_COUNT] = {
 #undef GAUGE
 };
 
+/* A proposal that waits for the network: answered at the end of the burst. */
+struct df_pending {
+    struct bus_peer peer;
+    struct msg reply;
+    uint64_t received_us;
+    uint32_t sequence, wanted, anchor, ring;
+};
+
 struct df_shell {
     uint32_t magic;
     struct loop *loop;
@@ -61,6 +73,11 @@ struct df_shell {
     struct arena arena;
     struct df_core core;
     struct df_actions actions;
+    struct df_model *model; /* NULL = n-gram only */
+    struct df_pending pending[PENDING_MAX];
+    struct df_model_ask asks[PENDING_MAX];
+    uint32_t pending_count;
+    bool ring_refused[DF_PEERS_MAX];
     void *memory;
     size_t memory_bytes, sequence_bytes;
     bool draining; /* answers nobody: workers go on without drafts */
@@ -76,15 +93,17 @@ static void freed_return(struct df_shell *s)
         char *at = (char *)s->memory + s->actions.freed[i] * s->sequence_bytes;
         if (madvise(at, s->sequence_bytes, MADV_DONTNEED) != 0)
             log_warn(DRAFTER, "memory not returned", "reason=\"%s\"", strerror(errno));
+        if (s->model != NULL)
+            df_model_drop(s->model, s->actions.freed[i]);
     }
 }
 
-static void reply_send(struct df_shell *s, const struct bus_peer *peer)
+static void reply_send(struct df_shell *s, const struct bus_peer *peer, const struct msg *msg)
 {
     struct wire_frame frames[WIRE_FRAMES_MAX];
     struct bus_frame out[WIRE_FRAMES_MAX];
     uint32_t count = 0;
-    enum err e = wire_encode(&s->arena, &s->actions.msg, frames, &count);
+    enum err e = wire_encode(&s->arena, msg, frames, &count);
     if (e != ERR_OK) {
         log_error(DRAFTER, "reply not encoded", "reason=\"%s\"", err_text(e));
         return;
@@ -95,6 +114,92 @@ static void reply_send(struct df_shell *s, const struct bus_peer *peer)
     if (bus_send(s->socket, peer, out, count) != ERR_OK)
         s->unsent++;
 }
+
+/* ---- the network ---- */
+
+static void ring_take(struct df_shell *s, const struct msg_draft_hello *h)
+{
+    struct err_detail detail;
+    uint32_t peer = s->actions.peer;
+    if (h->tap_ring == NULL || h->tap_ring[0] == '\0')
+        return;
+    enum err e = df_model_ring(s->model, peer, h->tap_ring, h->tap_ring_incarnation, &detail);
+    if (e != ERR_OK && !s->ring_refused[peer])
+        log_error(DRAFTER, "no tap ring", "reason=\"%s\"", detail.text);
+    s->ring_refused[peer] = e != ERR_OK;
+}
+
+/* What a message means for the contexts. */
+static void model_follow(struct df_shell *s, const struct msg *msg)
+{
+    const struct df_actions *a = &s->actions;
+    if (msg->type == MSG_DRAFT_HELLO && a->fits)
+        ring_take(s, &msg->u.draft_hello);
+    if (a->sequence == DF_NONE || a->peer == DF_NONE)
+        return;
+    if (!a->fresh && a->cut)
+        df_model_cut(s->model, a->sequence, a->cut_length);
+    df_model_drain(s->model, a->peer);
+    if (a->fresh)
+        df_model_begin(s->model, a->sequence, &msg->id, a->peer);
+    df_model_length(s->model, a->sequence, a->peer, a->length);
+    if (msg->type == MSG_DRAFT_OPEN)
+        df_model_refill(s->model, a->sequence);
+}
+
+/* One forward for all that asked in this burst. */
+static void pending_answer(struct df_shell *s)
+{
+    uint64_t now_us = loop_now_us(s->loop);
+    uint32_t count = 0, at[PENDING_MAX];
+    for (uint32_t i = 0; i < s->pending_count; i++) {
+        struct df_pending *p = &s->pending[i];
+        const struct df_sequence *q = &s->core.sequences[p->sequence];
+        bool there = q->used && memcmp(&q->id, &p->reply.id, sizeof q->id) == 0;
+        if (!there) {
+            p->reply.u.draft_reply.code = ERR_NOT_FOUND;
+        } else if (now_us - p->received_us > s->core.options.deadline_us) {
+            p->reply.u.draft_reply.code = ERR_TIMEOUT;
+            s->core.counters.late++;
+        } else {
+            at[count] = i;
+            s->asks[count++] =
+                (struct df_model_ask){.sequence = p->sequence,
+                                      .position = p->reply.u.draft_reply.base_length - 1,
+                                      .anchor = p->anchor};
+        }
+    }
+    df_model_draft(s->model, s->asks, count);
+    for (uint32_t i = 0; i < count; i++) {
+        struct df_pending *p = &s->pending[at[i]];
+        struct msg_draft_reply *r = &p->reply.u.draft_reply;
+        r->ids_count = s->asks[i].count < p->wanted ? s->asks[i].count : p->wanted;
+        r->ids = s->asks[i].ids;
+        df_core_drafted(&s->core, r->ids_count);
+    }
+    for (uint32_t i = 0; i < s->pending_count; i++) {
+        arena_reset(&s->arena);
+        reply_send(s, &s->pending[i].peer, &s->pending[i].reply);
+    }
+    s->pending_count = 0;
+}
+
+static void pending_add(struct df_shell *s, const struct bus_peer *peer, uint64_t received_us)
+{
+    if (s->pending_count == PENDING_MAX)
+        pending_answer(s);
+    struct df_pending *p = &s->pending[s->pending_count++];
+    *p = (struct df_pending){.peer = *peer,
+                             .reply = s->actions.msg,
+                             .received_us = received_us,
+                             .sequence = s->actions.sequence,
+                             .wanted = s->actions.wanted,
+                             .anchor = s->actions.anchor,
+                             .ring = s->actions.peer};
+    p->reply.u.draft_reply.ids = NULL;
+}
+
+/* ---- messages from workers ---- */
 
 static void on_message(void *arg, const struct bus_peer *peer, const struct bus_frame *frames,
                        uint32_t frame_count)
@@ -127,15 +232,22 @@ static void on_message(void *arg, const struct bus_peer *peer, const struct bus_
     event.peer.count = peer->count;
     memcpy(event.peer.bytes, peer->bytes, peer->count);
     df_core_step(&s->core, &event, &s->actions);
-    if (s->actions.reply)
-        reply_send(s, peer);
     freed_return(s);
+    if (s->model != NULL)
+        model_follow(s, &msg);
+    if (s->actions.reply)
+        reply_send(s, peer, &s->actions.msg);
+    else if (s->actions.ask)
+        pending_add(s, peer, event.received_us);
 }
 
 static void on_turn(void *arg)
 {
     struct df_shell *s = arg;
+    CHECK_OBJ(s, DF_SHELL_MAGIC);
     s->burst_us = 0;
+    if (s->pending_count > 0)
+        pending_answer(s);
 }
 
 static void on_tick(void *arg)
@@ -154,6 +266,9 @@ static void on_refresh(void *arg)
     struct df_shell *s = arg;
     const struct df_counters *c = &s->core.counters;
     const struct bus_stats *b = bus_stats(s->socket);
+    struct df_model_counters n = {0};
+    if (s->model != NULL)
+        n = *df_model_counters(s->model);
     const struct {
         enum df_metric metric;
         uint64_t value;
@@ -168,6 +283,16 @@ static void on_refresh(void *arg)
         {DF_METRIC_too_long, c->too_long},
         {DF_METRIC_late, c->late},
         {DF_METRIC_unsupported, c->unsupported},
+        {DF_METRIC_misfits, c->misfits},
+        {DF_METRIC_no_context, n.no_context},
+        {DF_METRIC_tap_records, n.records},
+        {DF_METRIC_tap_lost, n.lost},
+        {DF_METRIC_tap_refilled, n.refilled},
+        {DF_METRIC_holes, n.holes},
+        {DF_METRIC_batches, n.batches},
+        {DF_METRIC_blocks, n.blocks},
+        {DF_METRIC_draft_us, n.draft_us},
+        {DF_METRIC_append_us, n.append_us},
         {DF_METRIC_evicted, c->evicted},
         {DF_METRIC_silent, c->silent},
         {DF_METRIC_superseded, c->superseded},
@@ -183,10 +308,16 @@ static void on_refresh(void *arg)
         metric_set(&s->metrics[values[i].metric], (double)values[i].value);
 }
 
+static const char *source_name(const struct df_shell *s)
+{
+    return s->model != NULL ? "dflash" : "ngram";
+}
+
 static void on_health(void *arg, struct str *out)
 {
     struct df_shell *s = arg;
-    str_add_format(out, ",\"source\":\"ngram\",\"sequences\":%u,\"tokens\":%" PRIu64, s->core.live,
+    str_add_format(out, ",\"source\":\"%s\",\"rings\":%u,\"sequences\":%u,\"tokens\":%" PRIu64,
+                   source_name(s), s->model != NULL ? df_model_rings(s->model) : 0, s->core.live,
                    s->core.tokens);
 }
 
@@ -196,7 +327,7 @@ static void on_heartbeat(void *arg, void (*add)(void *add_arg, const char *name,
     struct df_shell *s = arg;
     char text[32];
     snprintf(text, sizeof(text), "%u", s->core.live);
-    add(add_arg, "source", "ngram");
+    add(add_arg, "source", source_name(s));
     add(add_arg, "sequences", text);
 }
 
@@ -240,6 +371,40 @@ static enum err status_open(struct df_shell *s, const struct df_params *params,
 
 /* ---- life ---- */
 
+/* The network and what the core must know of it. */
+static enum err model_open(struct df_shell *s, const struct df_params *p,
+                           struct df_core_options *core, struct err_detail *detail)
+{
+    struct df_model_options o = {
+        .directory = p->model,
+        .target = p->target,
+        .sequences_max = p->sequences_max,
+        .context_max = p->context_max,
+        .tokens_max = p->tokens_max,
+        .bytes_max = p->context_bytes_max,
+        .rings_max = DF_PEERS_MAX,
+        .context_min = p->context_min,
+        .threads = p->threads,
+        .exact = strcmp(p->numerics, "exact") == 0,
+    };
+    if (p->model[0] == '\0')
+        return ERR_OK;
+    TRY(df_model_create(&o, &s->model, detail));
+    const struct dflash_config *c = df_model_config(s->model);
+    uint32_t drafts = c->block_size - 1;
+    core->network_drafts = drafts;
+    core->network_hidden = c->hidden;
+    core->network_vocab = c->vocab_size;
+    core->tap_layer_count = c->tap_count;
+    memcpy(core->tap_layers, c->taps, c->tap_count * sizeof *c->taps);
+    core->tap_type = strcmp(p->tap_type, "f32") == 0 ? TAP_F32 : TAP_BF16;
+    core->ngram_first = p->ngram_first;
+    log_info(DRAFTER, "drafter loaded", "kind=%s layers=%u block=%u taps=%u formats=\"%s\"",
+             c->v2 ? "dflash2" : "dflash", c->layers, c->block_size, c->tap_count,
+             df_model_formats(s->model));
+    return ERR_OK;
+}
+
 static enum err core_open(struct df_shell *s, const struct df_params *params,
                           struct err_detail *detail)
 {
@@ -254,6 +419,7 @@ static enum err core_open(struct df_shell *s, const struct df_params *params,
     };
     rng_system(&o.incarnation, sizeof(o.incarnation));
     rng_system(&o.seed, sizeof(o.seed));
+    TRY(model_open(s, params, &o, detail));
     s->sequence_bytes = df_core_sequence_bytes(&o);
     s->memory_bytes = df_core_bytes(&o);
     s->memory = mmap(NULL, s->memory_bytes, PROT_READ | PROT_WRITE,
@@ -308,6 +474,7 @@ void df_shell_destroy(struct df_shell **shell_p)
     loop_timer_destroy(&s->turn);
     loop_timer_destroy(&s->tick);
     arena_fini(&s->arena);
+    df_model_destroy(&s->model);
     if (s->memory != NULL)
         munmap(s->memory, s->memory_bytes);
     s->magic = 0;

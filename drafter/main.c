@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdio.h>
+#include <string.h>
 
 #include "drafter/df_params.h"
 #include "drafter/df_shell.h"
@@ -22,11 +23,12 @@ static enum err params_check(const void *params, struct err_detail *ret_faults)
     const struct df_params *p = params;
     char text[ERR_DETAIL_BYTES] = "";
     size_t at = 0;
-    if (p->model[0] != '\0')
-        at += (size_t)snprintf(text + at, sizeof(text) - at,
-                               "model: %.200s: this build drafts by n-gram only; leave model "
-                               "empty\n",
-                               p->model);
+    if (strcmp(p->numerics, "exact") != 0 && strcmp(p->numerics, "fast") != 0)
+        at += (size_t)snprintf(text + at, sizeof(text) - at, "numerics: %s: exact or fast\n",
+                               p->numerics);
+    if (strcmp(p->tap_type, "bf16") != 0 && strcmp(p->tap_type, "f32") != 0)
+        at += (size_t)snprintf(text + at, sizeof(text) - at, "tap_type: %s: bf16 or f32\n",
+                               p->tap_type);
     if (p->match_min > p->match_max)
         at += (size_t)snprintf(text + at, sizeof(text) - at,
                                "match_min: %u is more than match_max %u\n", p->match_min,

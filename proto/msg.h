@@ -24,6 +24,7 @@
 #define MSG_BLOCKS_MAX       262144u /* block ids in one lease */
 #define MSG_LIVE_IDS_MAX     8192u
 #define MSG_DRAFT_IDS_MAX    16u
+#define MSG_TAPS_MAX         16u
 #define MSG_GRANTS_MAX       8u /* snapshot slots that a worker may write */
 
 enum msg_type { /* wire values: append only */
@@ -360,21 +361,31 @@ struct msg_draft_hello {
     uint64_t incarnation;
     uint32_t epoch;
     struct hash128 model_fp;
+    uint32_t hidden, layers, vocab_size; /* of the target */
+    const char *tap_ring;                /* path of the ring; "" = none yet */
+    uint64_t tap_ring_incarnation;
 };
 struct msg_draft_hello_reply {
     uint64_t incarnation;
     const char *source; /* "ngram", "dflash" */
     uint32_t draft_tokens_max;
+    /* hidden states that the source wants, in this order; none: it needs no taps */
+    uint32_t tap_layer_count; /* 0..MSG_TAPS_MAX */
+    const uint32_t *tap_layers;
+    uint32_t tap_hidden, tap_type; /* enum tap_type */
 };
-/* header id = request id; ids = payload: all tokens so far */
+/* tap_end: taps of all rows computed so far are in the ring's records before this number.
+ * header id = request id; ids = payload: all tokens so far */
 struct msg_draft_open {
     uint32_t epoch;
+    uint64_t tap_end;
     uint32_t ids_count;
     const uint32_t *ids;
 };
 /* ids become tokens [base_length, base_length + count) */
 struct msg_draft_context {
     uint32_t epoch;
+    uint64_t tap_end;
     uint32_t base_length;
     uint32_t ids_count;
     const uint32_t *ids; /* payload frame */
@@ -382,6 +393,7 @@ struct msg_draft_context {
 /* ids as in DraftContext come along: one message a step */
 struct msg_draft_propose {
     uint32_t epoch;
+    uint64_t tap_end;
     uint32_t base_length; /* tokens the drafter must hold before ids */
     uint32_t anchor;      /* last token = token at length - 1 after ids */
     uint32_t draft_count; /* wanted, 1..MSG_DRAFT_IDS_MAX */

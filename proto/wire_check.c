@@ -358,11 +358,16 @@ static enum err draft_check(const struct msg *m, struct err_detail *detail)
 {
     switch ((int)m->type) {
     case MSG_DRAFT_HELLO:
+        SHORT_TEXT(&m->u.draft_hello, tap_ring);
+        return ERR_OK;
     case MSG_DRAFT_CLOSE:
         return ERR_OK;
     case MSG_DRAFT_HELLO_REPLY:
         SHORT_TEXT(&m->u.draft_hello_reply, source);
         AT_MOST("draft_tokens_max", m->u.draft_hello_reply.draft_tokens_max, MSG_DRAFT_IDS_MAX);
+        AT_MOST("tap_layer_count", m->u.draft_hello_reply.tap_layer_count, MSG_TAPS_MAX);
+        HAS_ARRAY("tap_layers", m->u.draft_hello_reply.tap_layers,
+                  m->u.draft_hello_reply.tap_layer_count);
         return ERR_OK;
     case MSG_DRAFT_OPEN:
         return draft_ids_check(0, m->u.draft_open.ids_count, m->u.draft_open.ids, detail);

@@ -7,9 +7,10 @@
 #define M struct msg_draft_hello
 #define P Tandem__V1__DraftHello
 static const struct wire_field hello_rows[] = {
-    WIRE_ROW_U64(incarnation),
-    WIRE_ROW_U32(epoch),
-    WIRE_ROW_HASH(model_fp),
+    WIRE_ROW_U64(incarnation), WIRE_ROW_U32(epoch),
+    WIRE_ROW_HASH(model_fp),   WIRE_ROW_U32(hidden),
+    WIRE_ROW_U32(layers),      WIRE_ROW_U32(vocab_size),
+    WIRE_ROW_TEXT(tap_ring),   WIRE_ROW_U64(tap_ring_incarnation),
 };
 #undef M
 #undef P
@@ -19,9 +20,9 @@ static const struct wire_struct hello_table =
 #define M struct msg_draft_hello_reply
 #define P Tandem__V1__DraftHelloReply
 static const struct wire_field hello_reply_rows[] = {
-    WIRE_ROW_U64(incarnation),
-    WIRE_ROW_TEXT(source),
-    WIRE_ROW_U32(draft_tokens_max),
+    WIRE_ROW_U64(incarnation),      WIRE_ROW_TEXT(source),
+    WIRE_ROW_U32(draft_tokens_max), WIRE_ROW_IDS(tap_layers, tap_layer_count),
+    WIRE_ROW_U32(tap_hidden),       WIRE_ROW_U32(tap_type),
 };
 #undef M
 #undef P
@@ -33,6 +34,7 @@ static const struct wire_struct hello_reply_table =
 static const struct wire_field draft_open_rows[] = {
     WIRE_ROW_U32(epoch),
     WIRE_ROW_U32(ids_count),
+    WIRE_ROW_U64(tap_end),
 };
 #undef M
 #undef P
@@ -45,6 +47,7 @@ static const struct wire_field context_rows[] = {
     WIRE_ROW_U32(epoch),
     WIRE_ROW_U32(base_length),
     WIRE_ROW_U32(ids_count),
+    WIRE_ROW_U64(tap_end),
 };
 #undef M
 #undef P
@@ -56,7 +59,7 @@ static const struct wire_struct context_table =
 static const struct wire_field propose_rows[] = {
     WIRE_ROW_U32(epoch),       WIRE_ROW_U32(base_length), WIRE_ROW_U32(anchor),
     WIRE_ROW_U32(draft_count), WIRE_ROW_U64(step),        WIRE_ROW_TEXT(source),
-    WIRE_ROW_U32(ids_count),
+    WIRE_ROW_U32(ids_count),   WIRE_ROW_U64(tap_end),
 };
 #undef M
 #undef P

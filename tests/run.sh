@@ -119,7 +119,7 @@ step "build" ninja -C build -j "$jobs"
 configure build-asan -Dtests=true -Db_sanitize=address,undefined -Dbuildtype=debugoptimized
 step "build with sanitizers" ninja -C build-asan -j "$jobs"
 # The parts that share memory between threads, under TSan.
-threaded=(test_ring test_cpu_pool test_tokenizer test_log)
+threaded=(test_ring test_tap_ring test_cpu_pool test_tokenizer test_log)
 configure build-tsan -Dtests=true -Db_sanitize=thread
 step "build with TSan" ninja -C build-tsan -j "$jobs" "${threaded[@]/#/tests/unit/}"
 if command -v clang > /dev/null; then

@@ -9,6 +9,7 @@
 #include "lib/net/loop.h"
 #include "lib/net/role.h"
 #include "worker/wk_params.h"
+#include "worker/wk_policy.h"
 #include "worker/wk_shell.h"
 #include "worker/wk_spec.h"
 
@@ -34,6 +35,7 @@ static enum err params_check(const void *params, struct err_detail *ret_faults)
     const struct wk_params *p = params;
     struct str faults;
     struct wk_spec spec;
+    struct wk_ema_knobs ema;
     struct err_detail why;
     str_init(&faults, ERR_DETAIL_BYTES - 1);
     if (!one_of(p->numerics, "exact", "fast", NULL))
@@ -49,6 +51,8 @@ static enum err params_check(const void *params, struct err_detail *ret_faults)
     if (p->model[0] == '\0')
         str_add_text(&faults, "model: the folder of a checkpoint is needed\n");
     if (wk_spec_parse(p->spec, &spec, &why) != ERR_OK)
+        str_add_format(&faults, "%s\n", why.text);
+    if (wk_ema_set_parse(p->ema_set, &ema, &why) != ERR_OK)
         str_add_format(&faults, "%s\n", why.text);
     enum err e = ERR_OK;
     if (faults.bytes > 0)

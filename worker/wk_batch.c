@@ -253,7 +253,8 @@ static void prefill_abandon(struct wk_core *core)
 
 /* ---- decode ---- */
 
-static void decode_seq_add(struct wk_core *core, struct wk_seq *seq, uint32_t drafts_max)
+static void decode_seq_add(struct wk_core *core, struct wk_seq *seq, uint32_t drafts_max,
+                           uint32_t ema_max)
 {
     struct wk_plan *p = core->plan;
     uint32_t entry = wk_core_entry(core, seq), length = wk_core_length(core, seq);
@@ -261,6 +262,10 @@ static void decode_seq_add(struct wk_core *core, struct wk_seq *seq, uint32_t dr
     uint32_t drafts = seq->draft.state == WK_DRAFT_READY ? seq->draft.count : 0;
     core->stats.drafts_timeout += seq->draft.state == WK_DRAFT_ASKED;
     uint64_t room = wk_blocks_room(&seq->kv, &core->shape) - length;
+    uint32_t verify = seq->draft.verify;
+    if (seq->spec.policy == WK_POLICY_EMA && ema_max < verify)
+        verify = ema_max;
+    drafts = drafts < verify ? drafts : verify;
     drafts = drafts < drafts_max ? drafts : drafts_max;
     drafts = drafts < room ? drafts : (uint32_t)room;
     CHECK(drafts < WK_STEP_ROWS_MAX && p->row_count + drafts + 1 <= p->rows_max);
@@ -304,12 +309,26 @@ static uint32_t drafts_allowed(const struct wk_core *core, uint32_t count, bool 
     return drafts;
 }
 
+/* ema's batch rule over all that ride in this step. */
+static uint32_t ema_allowed(struct wk_core *core)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < core->order_count; i++) {
+        const struct wk_seq *seq = &core->seqs[core->order[i]];
+        if (seq->spec.policy == WK_POLICY_EMA && can_decode(core, seq) &&
+            seq->draft.state == WK_DRAFT_READY)
+            core->chosen[count++] = seq->draft.verify;
+    }
+    return wk_policy_ema_batch(core->chosen, count, false);
+}
+
 static void decode_step(struct wk_core *core, uint32_t ready, bool prefill_waits)
 {
     wk_plan_clear(core->plan, ++core->step, core->kv_epoch, WK_PLAN_DECODE);
     uint32_t rows_max = core->options.decode_rows_max;
     uint32_t count = ready < rows_max ? ready : rows_max;
     uint32_t drafts_max = drafts_allowed(core, count, prefill_waits);
+    uint32_t ema_max = ema_allowed(core);
     double positions = 0;
     core->flight.seq_count = 0;
     uint32_t start = core->decode_next % core->order_count;
@@ -319,7 +338,7 @@ static void decode_step(struct wk_core *core, uint32_t ready, bool prefill_waits
         if (!can_decode(core, seq) || !wk_core_draft_settled(core, seq))
             continue;
         positions += wk_core_length(core, seq);
-        decode_seq_add(core, seq, drafts_max);
+        decode_seq_add(core, seq, drafts_max, ema_max);
         core->decode_next = at + 1;
     }
     CHECK(core->flight.seq_count == count);

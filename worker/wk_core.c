@@ -314,9 +314,8 @@ void wk_core_info(struct wk_core *core, uint64_t now_us, struct msg_worker_info 
     ret_info->model_fp = core->options.model_fp;
     ret_info->spec = core->options.spec.effective;
     ret_info->config_hash = core->options.config_hash;
-    ret_info->drafter_state = core->drafter_incarnation == 0     ? 0
-                              : wk_core_drafter_up(core, now_us) ? 1
-                                                                 : 2;
+    bool well = wk_core_drafter_up(core, now_us) && !core->drafter_poor;
+    ret_info->drafter_state = core->drafter_incarnation == 0 ? 0 : well ? 1 : 2;
     ret_info->kv_state = !core->kv_attached ? 0 : now_us > core->kv_seen_us + 2500000 ? 2 : 1;
     core->gap_us_window = 0;
 }

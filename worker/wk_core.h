@@ -21,6 +21,7 @@
 #include "proto/msg.h"
 #include "worker/wk_blocks.h"
 #include "worker/wk_plan.h"
+#include "worker/wk_policy.h"
 #include "worker/wk_spec.h"
 
 struct arena;
@@ -40,6 +41,8 @@ struct wk_core_options {
     uint32_t stop_id_count;   /* the model's own, <= 16; copied */
     const uint32_t *stop_ids;
     struct wk_spec spec; /* the worker's own policy */
+    struct wk_ema_knobs ema;
+    double accept_floor; /* below this share of right drafts the drafter counts as degraded */
     struct wk_arena_shape shape;
     struct block_hash_key key;
     struct hash128 model_fp;
@@ -89,7 +92,7 @@ struct wk_stats {
     uint64_t drafted, accepted;
     uint64_t accepted_at[WK_SPEC_DRAFTS_MAX], drafted_at[WK_SPEC_DRAFTS_MAX];
     uint64_t preempted, replanned, kv_full, drafts_late, drafts_garbage, drafts_timeout;
-    uint64_t steps_failed;
+    uint64_t steps_failed, tap_records;
     uint64_t step_us_last;
     enum wk_plan_kind kind_last;
     uint32_t rows_last;
@@ -123,6 +126,7 @@ uint32_t wk_core_leases(const struct wk_core *core, uint64_t *ret_leases, uint32
 const struct wk_stats *wk_core_stats(const struct wk_core *core);
 void wk_core_census(const struct wk_core *core, struct wk_census *ret_census);
 bool wk_core_drafter_up(const struct wk_core *core, uint64_t now_us);
+bool wk_core_drafter_poor(const struct wk_core *core);
 const struct wk_plan_ring *wk_core_ring(const struct wk_core *core);
 /* Entries in the executor's table: seqs_max and room for zombies. */
 uint32_t wk_core_entries(const struct wk_core_options *options);

@@ -69,6 +69,7 @@ static void prefill_done(struct wk_core *core, struct wk_seq *seq, const struct 
     if (computed < length) {
         seq->computed = computed;
         wk_core_kv_commit(core, seq);
+        wk_core_draft_feed(core, seq);
         return;
     }
     CHECK(r->count >= 1);
@@ -98,6 +99,7 @@ static void decode_done(struct wk_core *core, struct wk_seq *seq, const struct w
         s->drafted_at[j]++;
         s->accepted_at[j] += j < v.accepted;
     }
+    wk_core_draft_verdict(core, seq, v.accepted);
     /* Rows of a step with drafts are in the journal; a single row is final at once. */
     seq->replay = seq->step_drafts > 0 ? v.final_count : 0;
     settle(core, seq, r, v, length - 1 + v.final_count);
@@ -174,6 +176,8 @@ void wk_core_done(struct wk_core *core, const struct wk_result *result)
     f->active = false;
     wk_plan_ring_done(core->ring, result->step, result->step_us);
     bool good = result->status == ERR_OK;
+    core->tap_end = result->tap_end;
+    core->stats.tap_records = result->tap_end;
     uint64_t tokens_before = core->stats.tokens_output;
     uint64_t cycle_before = core->cycle_us;
     if (good)

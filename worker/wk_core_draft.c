@@ -7,6 +7,8 @@
 #include "worker/wk_core_state.h"
 
 #define DRAFTER_SILENCE_US 1000000u
+#define ACCEPT_SMOOTH      0.02 /* about the last 50 steps */
+#define ACCEPT_STEPS_MIN   64u  /* no alarm before so many steps */
 
 bool wk_core_drafter_up(const struct wk_core *core, uint64_t now_us)
 {
@@ -50,12 +52,82 @@ static bool open_send(struct wk_core *core, struct wk_seq *seq, uint32_t length)
         return false;
     wk_ids_copy(core->ids, wk_core_entry(core, seq), 0, length, ids);
     struct msg *m = wk_core_send(core, WK_ACT_DRAFTER, MSG_DRAFT_OPEN, &seq->id);
-    m->u.draft_open =
-        (struct msg_draft_open){.epoch = core->kv_epoch, .ids_count = length, .ids = ids};
+    m->u.draft_open = (struct msg_draft_open){
+        .epoch = core->kv_epoch, .tap_end = core->tap_end, .ids_count = length, .ids = ids};
     seq->draft.opened = true;
     seq->draft.epoch = core->kv_epoch;
     seq->draft.length = length;
     return true;
+}
+
+void wk_core_draft_feed(struct wk_core *core, struct wk_seq *seq)
+{
+    struct wk_draft *d = &seq->draft;
+    if (!core->drafter_taps || !seq->setup.taps || !wk_core_drafter_up(core, core->now_us))
+        return;
+    if (!d->opened || d->epoch != core->kv_epoch) {
+        open_send(core, seq, wk_core_length(core, seq));
+        return;
+    }
+    struct msg *m = wk_core_send(core, WK_ACT_DRAFTER, MSG_DRAFT_CONTEXT, &seq->id);
+    m->u.draft_context = (struct msg_draft_context){
+        .epoch = d->epoch, .base_length = d->length, .tap_end = core->tap_end};
+}
+
+/* Cost of a step in which this request verifies k drafts and the others do as it does. */
+static uint32_t goodput_drafts(const struct wk_core *core, const struct wk_seq *seq)
+{
+    double cost_us[WK_SPEC_DRAFTS_MAX + 1];
+    uint32_t decoders = 0;
+    for (uint32_t i = 0; i < core->order_count; i++)
+        decoders += core->seqs[core->order[i]].state == WK_SEQ_DECODE;
+    for (uint32_t k = 0; k <= WK_SPEC_DRAFTS_MAX; k++) {
+        double us =
+            wk_cost_predict(&core->cost_decode, decoders * (k + 1.0), core->decode_context, 1);
+        cost_us[k] = us > 1 ? us : 1;
+    }
+    return wk_policy_goodput(&seq->history, cost_us);
+}
+
+static uint32_t drafts_verified(const struct wk_core *core, const struct wk_seq *seq)
+{
+    switch (seq->spec.policy) {
+    case WK_POLICY_EMA:
+        return wk_policy_ema(&seq->history, &core->options.ema);
+    case WK_POLICY_GOODPUT:
+        return goodput_drafts(core, seq);
+    default:
+        return seq->spec.draft_count;
+    }
+}
+
+static void accept_watch(struct wk_core *core, const struct wk_seq *seq, uint32_t accepted)
+{
+    if (seq->spec.source[0] != '\0')
+        return; /* a source by name is what the request asked for */
+    double share = (double)accepted / seq->step_drafts;
+    core->accept_rate += ACCEPT_SMOOTH * (share - core->accept_rate);
+    core->accept_steps += core->accept_steps < ACCEPT_STEPS_MIN;
+    core->drafter_poor =
+        core->accept_steps == ACCEPT_STEPS_MIN && core->accept_rate < core->options.accept_floor;
+}
+
+void wk_core_draft_verdict(struct wk_core *core, struct wk_seq *seq, uint32_t accepted)
+{
+    if (seq->spec.policy == WK_POLICY_OFF)
+        return;
+    if (seq->step_drafts == 0) {
+        wk_history_idle(&seq->history);
+        return;
+    }
+    wk_history_add(&seq->history, &core->options.ema, seq->step_drafts, accepted);
+    accept_watch(core, seq, accepted);
+}
+
+bool wk_core_drafter_poor(const struct wk_core *core)
+{
+    CHECK_OBJ(core, WK_CORE_MAGIC);
+    return core->drafter_poor;
 }
 
 void wk_core_draft_ask(struct wk_core *core, struct wk_seq *seq)
@@ -65,8 +137,10 @@ void wk_core_draft_ask(struct wk_core *core, struct wk_seq *seq)
     d->state = WK_DRAFT_NONE;
     d->count = 0;
     uint32_t length = wk_core_length(core, seq), entry = wk_core_entry(core, seq);
+    d->verify = drafts_verified(core, seq);
+    /* The whole block is asked for: what is drafted does not depend on what is verified. */
     uint32_t wanted = wk_verify_drafts_max(&seq->limits, length, wk_core_outputs(core, seq),
-                                           seq->spec.draft_count);
+                                           d->verify > 0 ? WK_SPEC_DRAFTS_MAX : 0);
     if (wanted > core->drafter_max)
         wanted = core->drafter_max;
     if (wanted == 0 || !wk_core_drafter_up(core, core->now_us))
@@ -82,6 +156,7 @@ void wk_core_draft_ask(struct wk_core *core, struct wk_seq *seq)
     struct msg *m = wk_core_send(core, WK_ACT_DRAFTER, MSG_DRAFT_PROPOSE, &seq->id);
     m->u.draft_propose = (struct msg_draft_propose){
         .epoch = d->epoch,
+        .tap_end = core->tap_end,
         .base_length = d->length,
         .anchor = wk_ids_at(core->ids, entry, length - 1),
         .draft_count = wanted,
@@ -145,8 +220,13 @@ void wk_core_draft_msg(struct wk_core *core, const struct msg *m)
     }
     CHECK(m->type == MSG_DRAFT_HELLO_REPLY);
     const struct msg_draft_hello_reply *h = &m->u.draft_hello_reply;
-    if (h->incarnation != core->drafter_incarnation)
+    if (h->incarnation != core->drafter_incarnation) {
         forget_all(core);
+        core->accept_rate = 1; /* another drafter begins with a clean sheet */
+        core->accept_steps = 0;
+        core->drafter_poor = false;
+    }
+    core->drafter_taps = h->tap_layer_count > 0;
     core->drafter_incarnation = h->incarnation;
     core->drafter_seen_us = core->now_us;
     core->drafter_max =

@@ -163,6 +163,8 @@ static void setup_fill(struct wk_seq *seq, const struct msg_request *q)
 {
     struct wk_plan_setup *s = &seq->setup;
     const struct msg_sampling *p = &q->sampling;
+    s->id = seq->id;
+    s->taps = seq->spec.policy != WK_POLICY_OFF;
     s->prompt_count = q->prompt_count;
     s->output_tokens_min = q->limits.output_tokens_min;
     s->temperature = p->temperature;
@@ -230,6 +232,7 @@ static void accept(struct wk_core *core, struct wk_seq *seq, const struct msg *m
     seq->serial = ++core->serial;
     seq->prompt_count = q->prompt_count;
     seq->spec = *spec;
+    wk_history_begin(&seq->history);
     seq->resumed = q->attempt > 0 || q->ids_count > q->prompt_count ? 1 : 0;
     seq->assigned_us = core->now_us;
     text_keep(seq->session_key, q->session_key);

@@ -13,6 +13,7 @@
 #include "worker/wk_cost.h"
 #include "worker/wk_ids.h"
 #include "worker/wk_plan.h"
+#include "worker/wk_policy.h"
 #include "worker/wk_spec.h"
 #include "worker/wk_verify.h"
 
@@ -37,6 +38,7 @@ struct wk_draft {
     uint64_t step;   /* of the question */
     uint64_t deadline_us;
     uint32_t wanted, count;
+    uint32_t verify; /* of them, as the policy of the request has it */
     uint32_t ids[MSG_DRAFT_IDS_MAX];
 };
 
@@ -57,7 +59,8 @@ struct wk_seq {
     uint32_t stop_ids[WK_STOP_IDS_MAX];
     struct wk_plan_setup setup;
     struct wk_spec spec;
-    uint64_t deadline_us; /* 0 = none */
+    struct wk_history history; /* of its drafts */
+    uint64_t deadline_us;      /* 0 = none */
 
     uint32_t computed; /* tokens whose rows are in the cache and final */
     uint32_t replay;   /* journal rows that the next step applies */
@@ -125,6 +128,11 @@ struct wk_core {
     uint64_t kv_seen_us, kv_retry_us;
     uint64_t drafter_incarnation, drafter_seen_us;
     uint32_t drafter_max;
+    bool drafter_taps;  /* it wants hidden states */
+    uint64_t tap_end;   /* of the last result */
+    double accept_rate; /* of the drafter's own drafts, smoothed */
+    uint32_t accept_steps;
+    bool drafter_poor;                /* fewer of its drafts are right than accept_floor */
     double decode_rate, prefill_rate; /* tokens a second, smoothed */
     uint64_t gap_us_window;
     struct wk_stats stats;
@@ -176,6 +184,10 @@ void wk_core_draft_ask(struct wk_core *core, struct wk_seq *seq);
 void wk_core_draft_close(struct wk_core *core, struct wk_seq *seq);
 bool wk_core_draft_settled(const struct wk_core *core, const struct wk_seq *seq);
 void wk_core_draft_check(struct wk_core *core);
+/* After a prefill batch: opens the sequence early, so that its taps are taken as they come. */
+void wk_core_draft_feed(struct wk_core *core, struct wk_seq *seq);
+/* What became of a step's drafts. */
+void wk_core_draft_verdict(struct wk_core *core, struct wk_seq *seq, uint32_t accepted);
 
 /* wk_batch.c: decides what runs next and fills core->plan; false = nothing now */
 bool wk_batch_next(struct wk_core *core, uint64_t *ret_wake_us);

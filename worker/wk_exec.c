@@ -16,6 +16,7 @@
 #include "lib/net/loop.h"
 #include "worker/wk_canary.h"
 #include "worker/wk_exec_tables.h"
+#include "worker/wk_taps.h"
 
 #define WK_EXEC_MAGIC 0x574b4558u
 #define RING_ITEMS    16u
@@ -23,13 +24,14 @@
 STATIC_CHECK(WK_STEP_ROWS_MAX == MODEL_DRAFT_ROWS_MAX);
 STATIC_CHECK(SAMPLER_TOP_LOGPROBS_MAX == MSG_TOP_LOGPROBS_MAX);
 
-enum order_type { ORDER_ATTACH = 1, ORDER_RUN, ORDER_END };
+enum order_type { ORDER_ATTACH = 1, ORDER_RUN, ORDER_TAPS, ORDER_END };
 
 struct order {
     enum order_type type;
     const struct wk_plan *plan;
     struct model_kv kv;
     uint32_t epoch;
+    struct wk_taps *taps;
 };
 
 struct wk_exec {
@@ -55,8 +57,32 @@ struct wk_exec {
     uint32_t batch_entries[WK_PREFILL_SEQS_MAX];
     struct model_batch batch; /* of prefill; row_count 0 = none paused */
     uint32_t *batch_ids;
+    struct wk_taps *taps, *taps_next; /* in use; to be used once no batch is paused */
     struct wk_result result;
 };
+
+/* ---- taps ---- */
+
+/* Only between batches: a paused one still collects for the ring it began with. */
+static void taps_change(struct wk_exec *x)
+{
+    if (x->taps_next == NULL || x->batch.row_count > 0)
+        return;
+    wk_taps_destroy(&x->taps);
+    x->taps = x->taps_next;
+    x->taps_next = NULL;
+    wk_taps_watch(x->taps, x->prefill_cursor);
+    wk_taps_watch(x->taps, x->decode_cursor);
+}
+
+/* The first count rows of a sequence of the batch, whose tokens are final. */
+static void taps_write(struct wk_exec *x, const struct model_cursor *c, uint32_t entry,
+                       uint32_t first, uint32_t count, uint32_t position)
+{
+    const struct wk_plan_setup *setup = &wk_tables_at(x->tables, entry)->setup;
+    if (x->taps != NULL && setup->taps)
+        wk_taps_write(x->taps, c, &setup->id, x->step_last, first, count, position);
+}
 
 /* ---- carrying out ---- */
 
@@ -98,11 +124,14 @@ static void prefill_finish(struct wk_exec *x)
 {
     const float *logits = model_finish(x->prefill_cursor);
     uint32_t vocab = x->loaded.info->vocab_size;
+    uint32_t row = 0;
     for (uint32_t i = 0; i < x->batch.seq_count; i++) {
         const struct model_seq *s = &x->batch_seqs[i];
         struct wk_result_seq *r = &x->result.seqs[i];
         r->entry = x->batch_entries[i];
         r->count = 0;
+        taps_write(x, x->prefill_cursor, r->entry, row, s->row_count, s->position_start);
+        row += s->row_count;
         if (s->logits_from == s->row_count)
             continue;
         CHECK(s->logits_from + 1 == s->row_count);
@@ -144,6 +173,8 @@ static void run_decode(struct wk_exec *x, const struct wk_plan *p)
         wk_tables_sample(x->tables, x->sampler, s->entry, logits, s->row_count,
                          p->ids + s->ids_at + 1, s->position_start, &x->result.seqs[i]);
         logits += (size_t)s->row_count * vocab;
+        taps_write(x, x->decode_cursor, s->entry, s->ids_at, x->result.seqs[i].count,
+                   s->position_start);
     }
     x->result.seq_count = p->seq_count;
 }
@@ -158,6 +189,7 @@ static void run_plan(struct wk_exec *x, const struct wk_plan *p)
     x->result.status = wk_plan_admit(p, x->step_last, x->epoch, &detail);
     CHECK(x->result.status == ERR_OK); /* one process, one rank: the core's own bug */
     x->step_last = p->step;
+    taps_change(x);
     wk_tables_take(x->tables, p);
     if (p->kind == WK_PLAN_PREFILL) {
         run_prefill(x, p);
@@ -168,6 +200,7 @@ static void run_plan(struct wk_exec *x, const struct wk_plan *p)
         model_abandon(x->prefill_cursor);
         x->batch.row_count = 0;
     }
+    x->result.tap_end = wk_taps_end(x->taps);
     x->result.step_us = clock_mono_us() - begun;
 }
 
@@ -258,6 +291,9 @@ static void *thread_main(void *arg)
             x->kv = order.kv;
             x->epoch = order.epoch;
             wk_tables_blocks(x->tables, x->loaded.context_max / order.kv.block_tokens + 2);
+        } else if (order.type == ORDER_TAPS) {
+            wk_taps_destroy(&x->taps_next);
+            x->taps_next = order.taps;
         } else {
             run_plan(x, order.plan);
             news_push(x, WK_NEWS_DONE, &x->result);
@@ -300,6 +336,8 @@ void wk_exec_destroy(struct wk_exec **exec_p)
     CHECK_OBJ(x, WK_EXEC_MAGIC);
     order_push(x, &(struct order){.type = ORDER_END});
     CHECK(pthread_join(x->thread, NULL) == 0);
+    wk_taps_destroy(&x->taps);
+    wk_taps_destroy(&x->taps_next);
     model_cursor_destroy(&x->prefill_cursor);
     model_cursor_destroy(&x->decode_cursor);
     sampler_destroy(&x->sampler);
@@ -347,6 +385,14 @@ void wk_exec_attach(struct wk_exec *x, const struct model_kv *kv, uint32_t epoch
     CHECK_OBJ(x, WK_EXEC_MAGIC);
     CHECK(kv->blocks != NULL && kv->block_tokens > 0);
     order_push(x, &(struct order){.type = ORDER_ATTACH, .kv = *kv, .epoch = epoch});
+}
+
+void wk_exec_taps(struct wk_exec *x, struct wk_taps **taps_p)
+{
+    CHECK_OBJ(x, WK_EXEC_MAGIC);
+    CHECK(*taps_p != NULL);
+    order_push(x, &(struct order){.type = ORDER_TAPS, .taps = *taps_p});
+    *taps_p = NULL;
 }
 
 void wk_exec_run(struct wk_exec *x, const struct wk_plan *plan)

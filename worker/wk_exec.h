@@ -18,6 +18,7 @@
 #define WK_CANARY_OUTPUT 8u
 
 struct loop_waker;
+struct wk_taps;
 struct wk_exec;
 
 struct wk_exec_options {
@@ -60,6 +61,8 @@ const struct err_detail *wk_exec_failure(const struct wk_exec *x); /* after WK_N
 /* Names the cache memory for all later plans, which are of this epoch.  Only while no plan is in
  * flight and no prefill batch is paused. */
 void wk_exec_attach(struct wk_exec *x, const struct model_kv *kv, uint32_t epoch);
+/* Hands a tap ring over; it is written to from the next batch that begins with none paused. */
+void wk_exec_taps(struct wk_exec *x, struct wk_taps **taps_p);
 /* Hands the plan over until its WK_NEWS_DONE. */
 void wk_exec_run(struct wk_exec *x, const struct wk_plan *plan);
 

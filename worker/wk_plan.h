@@ -28,6 +28,8 @@ enum wk_plan_kind {
 
 /* What the executor must know of a sequence; travels with the sequence's first rows. */
 struct wk_plan_setup {
+    struct msg_id id;      /* of the request: names the taps */
+    bool taps;             /* hidden states go to the drafter */
     uint32_t prompt_count; /* ids at or past it count as output for penalties */
     uint32_t output_tokens_min;
     double temperature, top_p, min_p;
@@ -107,6 +109,7 @@ struct wk_result {
     struct hash128 plan_hash;
     enum err status;
     uint64_t step_us;
+    uint64_t tap_end; /* records in the tap ring; 0 without one */
     uint32_t seq_count;
     struct wk_result_seq *seqs;
 };

@@ -63,6 +63,10 @@ static enum err bad(struct err_detail *detail, const char *field, uint64_t value
 static enum err get_setup(struct reader *r, const struct wk_plan_limits *limits,
                           struct wk_plan_setup *s, struct err_detail *detail)
 {
+    get_array(r, &s->id, sizeof s->id / 4);
+    uint32_t taps = get_u32(r);
+    AT_MOST("taps", taps, 1);
+    s->taps = taps != 0;
     s->prompt_count = get_u32(r);
     s->output_tokens_min = get_u32(r);
     s->temperature = get_f64(r);

@@ -333,8 +333,16 @@ static void core_options_fill(struct wk_shell *s, const struct wk_spec *spec)
         .deadline_ms = p->deadline_ms,
         .ids_max = p->ids_max,
         .spec = *spec,
+        .ema = {.alpha = p->ema_alpha,
+                .margin = p->ema_margin,
+                .steps_min = p->ema_steps_min,
+                .saturate = p->ema_saturate},
+        .accept_floor = p->accept_floor,
         .key = s->key,
     };
+    struct err_detail detail;
+    enum err e = wk_ema_set_parse(p->ema_set, &s->core_options.ema, &detail);
+    CHECK(e == ERR_OK); /* main.c looked at it */
     snprintf(s->core_options.config_hash, sizeof s->core_options.config_hash, "%s", s->config_hash);
     uint32_t entries = wk_core_entries(&s->core_options);
     s->leases = mem_take_array(entries, sizeof *s->leases);

@@ -164,6 +164,7 @@ static void core_open(struct wk_shell *s, const struct wk_arena_shape *shape)
     if (o->ids_max == 0)
         o->ids_max = 2 * (uint64_t)shape->block_count * shape->block_tokens + IDS_MAX_LEAST;
     s->core = wk_core_create(o);
+    wk_shell_draft_beat(s); /* its ring should be there before the first prompt */
 }
 
 static void arena_take(struct wk_shell *s)

@@ -15,6 +15,7 @@
 #include "worker/wk_core.h"
 #include "worker/wk_exec.h"
 #include "worker/wk_params.h"
+#include "worker/wk_taps.h"
 
 #define WK_SHELL_MAGIC 0x574b5348u
 #define WK_BEAT_US     500000u
@@ -51,9 +52,17 @@ struct wk_arena_state {
     struct wk_mapping mapping;
 };
 
+/* The ring that the device thread writes to, as the drafter wanted it. */
+struct wk_tap_state {
+    uint32_t turn;                  /* rings made so far */
+    bool refused;                   /* of this incarnation of the drafter; said once */
+    struct wk_taps_options options; /* layer_count 0 = none yet */
+    char path[TAP_RING_PATH_BYTES];
+};
+
 /* What was last published, to publish again on a change. */
 struct wk_published {
-    uint32_t state, seqs_live, kv_state, drafter_state;
+    uint32_t state, seqs_live, kv_state, drafter_state, drafter_poor;
 };
 
 struct wk_shell {
@@ -82,6 +91,7 @@ struct wk_shell {
     uint64_t *leases;
     struct wk_arena_state kv;
     uint64_t drafter_incarnation;
+    struct wk_tap_state taps;
     uint64_t beat_us;   /* of the last beat, to notice our own pauses */
     uint64_t router_us; /* heard from the router, or connected to it; 0 = never heard */
     bool stopping;

@@ -71,6 +71,7 @@ static struct wk_published published_now(const struct wk_shell *s)
     if (s->core != NULL) {
         now.seqs_live = (uint32_t)wk_core_stats(s->core)->ledger.live;
         now.drafter_state = wk_core_drafter_up(s->core, loop_now_us(s->loop));
+        now.drafter_poor = wk_core_drafter_poor(s->core);
     }
     return now;
 }
@@ -83,6 +84,9 @@ void wk_shell_publish(struct wk_shell *s, bool always)
         return;
     if (now.drafter_state == 0 && s->published.drafter_state != 0)
         log_warn(WORKER, "drafter silent", "drafts=off");
+    if (now.drafter_poor != s->published.drafter_poor)
+        log_warn(WORKER, now.drafter_poor ? "drafter degraded" : "drafter recovered",
+                 "accept_floor=%.3f", s->params->accept_floor);
     s->published = now;
     struct msg m = {.type = MSG_WORKER_STATE, .epoch = s->kv.epoch};
     info_fill(s, &m.u.worker);
@@ -152,6 +156,8 @@ static void core_refresh(struct wk_shell *s)
         {WK_METRIC_seqs_ending, c.zombie},
         {WK_METRIC_blocks_held, c.blocks_held},
         {WK_METRIC_drafter_up, wk_core_drafter_up(s->core, loop_now_us(s->loop))},
+        {WK_METRIC_drafter_poor, wk_core_drafter_poor(s->core)},
+        {WK_METRIC_tap_records, t->tap_records},
     };
     for (size_t i = 0; i < ARRAY_COUNT(values); i++)
         metric_set(&s->metrics[values[i].metric], (double)values[i].value);
@@ -190,6 +196,23 @@ static const char *phase(const struct wk_shell *s)
                           : "up";
 }
 
+/* What became of the drafts since the start, all together and by position. */
+static void drafts_add(const struct wk_shell *s, struct str *out)
+{
+    static const struct wk_stats none;
+    const struct wk_stats *t = s->core != NULL ? wk_core_stats(s->core) : &none;
+    str_add_format(out,
+                   ",\"drafts\":{\"drafted\":%" PRIu64 ",\"right\":%" PRIu64
+                   ",\"drafts_late\":%" PRIu64 ",\"drafts_timeout\":%" PRIu64
+                   ",\"degraded\":%s,\"right_by_position\":[",
+                   t->drafted, t->accepted, t->drafts_late, t->drafts_timeout,
+                   s->core != NULL && wk_core_drafter_poor(s->core) ? "true" : "false");
+    for (uint32_t j = 0; j < WK_SPEC_DRAFTS_MAX && t->drafted_at[j] > 0; j++)
+        str_add_format(out, "%s%.2f", j > 0 ? "," : "",
+                       (double)t->accepted_at[j] / (double)t->drafted_at[j]);
+    str_add_text(out, "]}");
+}
+
 static void on_health(void *arg, struct str *out)
 {
     struct wk_shell *s = arg;
@@ -211,6 +234,7 @@ static void on_health(void *arg, struct str *out)
                    info.quantization, info.step_age_us / 1000, s->drafter_source, info.kv_state,
                    info.drafter_state, info.ledger.accepted, info.ledger.finished,
                    info.ledger.failed, info.ledger.cancelled, info.ledger.live);
+    drafts_add(s, out);
 }
 
 static void on_heartbeat(void *arg, void (*add)(void *add_arg, const char *name, const char *value),

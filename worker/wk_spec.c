@@ -20,6 +20,7 @@ static enum err counted(const char *text, const char *prefix, const char *source
     if (digits[0] < '0' || digits[0] > '7' || digits[1] != '\0')
         return err_set(detail, ERR_INVALID, "spec: %.32s: a count of 0 to 7 is expected", text);
     struct wk_spec spec = {.draft_count = (uint32_t)(digits[0] - '0'), .source = source};
+    spec.policy = spec.draft_count > 0 ? WK_POLICY_FIXED : WK_POLICY_OFF;
     snprintf(spec.effective, sizeof spec.effective, "%s%c", prefix, digits[0]);
     *ret_spec = spec;
     return ERR_OK;
@@ -32,8 +33,13 @@ enum err wk_spec_parse(const char *text, struct wk_spec *ret_spec, struct err_de
         *ret_spec = (struct wk_spec){.source = "", .effective = "off"};
         return ERR_OK;
     }
-    if (strcmp(text, "ema") == 0 || strcmp(text, "goodput") == 0)
-        return counted("fixed:7", "fixed:", "", ret_spec, detail);
+    if (strcmp(text, "ema") == 0 || strcmp(text, "goodput") == 0) {
+        *ret_spec = (struct wk_spec){.policy = text[0] == 'e' ? WK_POLICY_EMA : WK_POLICY_GOODPUT,
+                                     .draft_count = WK_SPEC_DRAFTS_MAX,
+                                     .source = ""};
+        snprintf(ret_spec->effective, sizeof ret_spec->effective, "%s", text);
+        return ERR_OK;
+    }
     if (starts_with(text, "fixed:"))
         return counted(text, "fixed:", "", ret_spec, detail);
     if (starts_with(text, "ngram:"))

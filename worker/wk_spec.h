@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* worker/wk_spec.h - the speculation policy of a request or of the worker, from its text.
  *
- * Pure.  off, fixed:K, ngram:K, ema, goodput; the last two behave as fixed:7 until their policies
- * exist, and the effective name says so.  mtp:K is refused by name. */
+ * Pure.  off, fixed:K, ema and goodput use the source that the drafter has loaded; ngram:K chooses
+ * a source at fixed K.  mtp:K is refused by name. */
 #ifndef WORKER_WK_SPEC_H
 #define WORKER_WK_SPEC_H
 
@@ -12,8 +12,11 @@
 
 #define WK_SPEC_DRAFTS_MAX 7u
 
+enum wk_policy { WK_POLICY_OFF, WK_POLICY_FIXED, WK_POLICY_EMA, WK_POLICY_GOODPUT };
+
 struct wk_spec {
-    uint32_t draft_count; /* K, 0 = off */
+    enum wk_policy policy;
+    uint32_t draft_count; /* most drafts that a step verifies, 0 = off */
     const char *source;   /* static: "" = the drafter's own, "ngram" */
     char effective[16];   /* "fixed:7": what the receipt shows */
 };

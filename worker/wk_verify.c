@@ -30,9 +30,10 @@ struct wk_verdict wk_verify(const struct wk_limits *limits, uint32_t length, uin
             v.finish = MSG_FINISH_LENGTH;
         if (j >= draft_count || drafts[j] != sampled[j])
             break;
+        v.accepted = j + 1;
     }
     CHECK(v.final_count >= 1 && v.final_count <= draft_count + 1);
-    v.accepted = v.final_count - 1;
+    CHECK(v.accepted <= v.final_count && v.accepted + 1 >= v.final_count);
     return v;
 }
 

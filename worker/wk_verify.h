@@ -21,9 +21,11 @@ struct wk_limits {
 };
 
 struct wk_verdict {
-    uint32_t final_count; /* sampled[0, final_count) are final: accepted drafts + 1 */
-    uint32_t accepted;    /* final_count - 1, 0 where nothing became final */
-    uint32_t finish;      /* enum msg_finish: NONE, STOP or LENGTH */
+    uint32_t final_count; /* sampled[0, final_count) are final */
+    /* final tokens that were drafts: final_count - 1, or all of them where a right draft was the
+     * last token of the request */
+    uint32_t accepted;
+    uint32_t finish; /* enum msg_finish: NONE, STOP or LENGTH */
 };
 
 /* drafts[0, draft_count) were rows 1...; sampled[0, sampled_count) are the tokens of rows 0... up

@@ -63,6 +63,7 @@ const struct model_config *model_config(const struct model *m);
 struct model_info {
     uint32_t vocab_size; /* rows of lm_head; logits rows have this width */
     uint32_t layer_count;
+    uint32_t hidden;
     uint32_t context_max;   /* max_position_embeddings */
     uint32_t stop_id_count; /* eos ids of the config, plus <|assistant|> if known */
     uint32_t stop_ids[MODEL_STOP_IDS_MAX];
@@ -151,6 +152,14 @@ void model_abandon(struct model_cursor *c);
 /* Why the batch in flight is worth nothing: a collective failed and the rest was skipped.  ERR_OK
  * else; begin starts afresh. */
 enum err model_cursor_fault(const struct model_cursor *c);
+
+/* Taps for a drafter: from the next begin on, keeps the mean stream after each of these layers.
+ * count 0 = off.  Takes memory when more taps are asked for than ever before; not between begin
+ * and finish. */
+#define MODEL_WATCH_MAX 16
+void model_cursor_watch(struct model_cursor *c, const uint32_t *layers, uint32_t count);
+/* [rows, hidden] of tap `index` of the batch that finished; valid until the next begin. */
+const float *model_cursor_watched(const struct model_cursor *c, uint32_t index);
 
 /* Test and eval hook: called after each layer with the batch's rows.  mean_stream [rows, hidden];
  * experts [rows, top_k] ascending ids (NULL on dense layers); attend: for DSA layers, row r's

@@ -176,6 +176,7 @@ void model_cursor_destroy(struct model_cursor **cursor_p)
                    b->logits_rows};
     for (size_t i = 0; i < ARRAY_COUNT(all); i++)
         mem_give(all[i]);
+    mem_give(c->watch_rows);
     c->magic = 0;
     mem_give(c);
     *cursor_p = NULL;
@@ -310,6 +311,19 @@ static void probe_layer(struct model_cursor *c, uint32_t layer)
                    config->layer_dsa[layer] ? c->probe_attend : NULL, c->probe_stride);
 }
 
+static float *watch_rows(const struct model_cursor *c, uint32_t index)
+{
+    return c->watch_rows + (uint64_t)index * c->options.rows_max * c->model->config.hidden;
+}
+
+static void watch_layer(struct model_cursor *c, uint32_t layer)
+{
+    for (uint32_t t = 0; t < c->watch_count; t++)
+        if (c->watch_layers[t] == layer)
+            RUN(c, stream_mean, .h = c->b.h, .z = watch_rows(c, t), .rows = c->row_count,
+                .hidden = c->model->config.hidden);
+}
+
 void model_advance(struct model_cursor *c, uint32_t layer_end)
 {
     CHECK_OBJ(c, CURSOR_MAGIC);
@@ -329,6 +343,7 @@ void model_advance(struct model_cursor *c, uint32_t layer_end)
         site_before(c, &w->site[1]);
         layer_mlp(c, c->layer);
         site_after(c);
+        watch_layer(c, c->layer);
         if (c->probing)
             probe_layer(c, c->layer);
     }
@@ -392,6 +407,29 @@ void model_abandon(struct model_cursor *c)
 {
     CHECK_OBJ(c, CURSOR_MAGIC);
     c->running = false;
+}
+
+void model_cursor_watch(struct model_cursor *c, const uint32_t *layers, uint32_t count)
+{
+    CHECK_OBJ(c, CURSOR_MAGIC);
+    CHECK(!c->running && count <= MODEL_WATCH_MAX);
+    if (count > c->watch_room) {
+        mem_give(c->watch_rows);
+        c->watch_rows = take_rows((uint64_t)count * c->options.rows_max, c->model->config.hidden);
+        c->watch_room = count;
+    }
+    for (uint32_t t = 0; t < count; t++) {
+        CHECK(layers[t] < c->model->config.layers);
+        c->watch_layers[t] = layers[t];
+    }
+    c->watch_count = count;
+}
+
+const float *model_cursor_watched(const struct model_cursor *c, uint32_t index)
+{
+    CHECK_OBJ(c, CURSOR_MAGIC);
+    CHECK(index < c->watch_count);
+    return watch_rows(c, index);
 }
 
 void model_cursor_probe(struct model_cursor *c, const struct model_probe *probe)

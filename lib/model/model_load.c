@@ -85,6 +85,7 @@ static void fill_info(struct model *m)
     const struct model_config *c = &m->config;
     m->info.vocab_size = c->vocab_size;
     m->info.layer_count = c->layers;
+    m->info.hidden = c->hidden;
     m->info.context_max = c->context_max;
     m->info.latent_dim = c->kv_rank;
     m->info.index_dim = c->index_dim;

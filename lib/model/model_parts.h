@@ -83,7 +83,10 @@ struct model_cursor {
     uint32_t seq_count, row_count, logits_count;
     uint32_t layer; /* next to run */
     bool running;
-    enum err fault; /* of a collective */
+    enum err fault;                   /* of a collective */
+    uint32_t watch_count, watch_room; /* watch_room: of watch_rows */
+    uint32_t watch_layers[MODEL_WATCH_MAX];
+    float *watch_rows; /* [watch_room, rows_max, hidden] */
     struct model_probe probe;
     bool probing;
     struct model_tap tap; /* input NULL: off */

@@ -164,6 +164,10 @@ class Cluster:
                     out += [f"--- {role}"] + f.read().splitlines()[-lines:]
         return "\n".join(out)
 
+    def log(self, role):
+        with open(os.path.join(self.run_dir, f"{role}-0.log"), encoding="utf-8", errors="replace") as f:
+            return f.read()
+
     # processes
     def pid(self, role):
         with open(os.path.join(self.run_dir, f"{role}-0.pid"), encoding="ascii") as f:

@@ -61,6 +61,7 @@ WORLD = [
     (r"gateway/gw_checkpoint\.c|worker/wk_plan_dump\.c", "files read at start, written at a fault"),
     (r"worker/wk_(fabric|link|probe|canary).*\.[ch]", "ranks, devices, and how long they take"),
     (r"kvmgr/km_(arena|audit|epoch|store).*\.[ch]", "arena and tier files"),
+    (r"worker/wk_taps\.[ch]|drafter/df_model\.[ch]", "the tap ring's file; memory of contexts"),
 ]
 WORLD_CALLS = re.compile(r"\b(time|gettimeofday|clock_\w+|rand|random|srand|rng_system|socket|connect|"
                          r"open|fopen|mmap|getenv|sleep|usleep|nanosleep|log_(?!site)\w+)\s*\(")
@@ -242,16 +243,23 @@ def headers():
     return faults
 
 
+# Published with a subject of 82 characters before the lint had run; history is not rewritten, so it
+# stands here by its full name.  Nothing else is let off.
+COMMITS_PUBLISHED = {"3039d1bec0b0bd87b144ccee3ed621eb5d589f6f"}
+
+
 def commits():
-    run = subprocess.run(["git", "-C", ROOT, "log", "--no-merges", "-n", "200", "--format=%h%x09%s"],
+    run = subprocess.run(["git", "-C", ROOT, "log", "--no-merges", "-n", "200", "--format=%H%x09%s"],
                          capture_output=True, text=True, check=False)
     if run.returncode:
         sys.exit(77)
     faults = []
     for line in run.stdout.splitlines():
-        short, subject = line.split("\t", 1)
+        name, subject = line.split("\t", 1)
+        if name in COMMITS_PUBLISHED:
+            continue
         if len(subject) > 72 or subject.endswith(".") or not re.match(r"[a-z0-9_/,. -]+: \S", subject):
-            faults.append(f"{short}: subject is not `area: imperative`: {subject}")
+            faults.append(f"{name[:7]}: subject is not `area: imperative`: {subject}")
     return faults
 
 

@@ -465,6 +465,60 @@ static void random_events_against_naive(void **state)
     }
 }
 
+/* A network answers only for the target it was made for; what it is asked goes to the shell. */
+static void the_network_is_asked_where_it_fits(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r, (struct df_core_options){.sequences_max = 4,
+                                          .context_max = 100,
+                                          .tokens_max = 400,
+                                          .network_drafts = 7,
+                                          .network_hidden = 128,
+                                          .network_vocab = 1024,
+                                          .tap_layer_count = 2,
+                                          .tap_layers = {6, 1},
+                                          .tap_type = 1});
+    static const struct {
+        uint32_t hidden, layers, vocab;
+    } misfits[] = {{64, 8, 1024}, {128, 6, 1024}, {128, 8, 1000}, {0, 0, 0}};
+    struct msg m = {.type = MSG_DRAFT_HELLO, .u.draft_hello = {.incarnation = 1}};
+    const uint32_t ids[] = {5, 6, 7, 5, 6};
+    for (size_t i = 0; i <= sizeof misfits / sizeof misfits[0]; i++) {
+        bool fits = i == sizeof misfits / sizeof misfits[0];
+        m.u.draft_hello.hidden = fits ? 128 : misfits[i].hidden;
+        m.u.draft_hello.layers = fits ? 8 : misfits[i].layers;
+        m.u.draft_hello.vocab_size = fits ? 1024 : misfits[i].vocab;
+        step(&r, &m);
+        const struct msg_draft_hello_reply *h = &r.actions->msg.u.draft_hello_reply;
+        assert_string_equal(h->source, fits ? "dflash" : "ngram");
+        assert_int_equal(h->tap_layer_count, fits ? 2 : 0);
+        assert_int_equal(r.actions->fits, fits);
+        open_seq(&r, 1, 3, ids, 5);
+        assert_int_equal(r.actions->sequence != DF_NONE, true);
+        struct msg p = {
+            .type = MSG_DRAFT_PROPOSE,
+            .id = id_of(1),
+            .u.draft_propose = {
+                .epoch = 3, .base_length = 5, .anchor = 6, .draft_count = 7, .source = ""}};
+        step(&r, &p);
+        assert_int_equal(r.actions->ask, fits);
+        assert_int_equal(r.actions->reply, !fits);
+        assert_int_equal(r.actions->length, 5);
+        p.u.draft_propose.source = "ngram"; /* by name it is never the network */
+        step(&r, &p);
+        assert_true(r.actions->reply && !r.actions->ask);
+        assert_int_equal(r.actions->msg.u.draft_reply.ids_count, 7);
+    }
+    assert_int_equal(r.core->counters.misfits, 4);
+    /* Other tokens in the middle are told, so that the context goes back too. */
+    const uint32_t other[] = {5, 6, 9};
+    open_seq(&r, 1, 3, other, 3);
+    assert_true(r.actions->cut && !r.actions->fresh);
+    assert_int_equal(r.actions->cut_length, 2);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -473,6 +527,7 @@ int main(void)
         cmocka_unit_test(room_is_made_by_age),
         cmocka_unit_test(a_restarted_worker_leaves_nothing),
         cmocka_unit_test(random_events_against_naive),
+        cmocka_unit_test(the_network_is_asked_where_it_fits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

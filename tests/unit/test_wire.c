@@ -236,6 +236,7 @@ static void bounds_apply(struct arena *a, struct rng *r, struct msg *m)
         break;
     case MSG_DRAFT_HELLO_REPLY:
         m->u.draft_hello_reply.draft_tokens_max %= MSG_DRAFT_IDS_MAX;
+        m->u.draft_hello_reply.tap_layer_count %= MSG_TAPS_MAX + 1;
         break;
     case MSG_DRAFT_OPEN:
         m->u.draft_open.ids_count %= 500;

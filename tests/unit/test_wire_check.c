@@ -403,6 +403,13 @@ static void test_drafts_and_plans(void **state)
     struct msg base = {.type = MSG_DRAFT_HELLO_REPLY};
     TEXT_BOUND(source, MSG_TEXT_MAX);
     BOUND(draft_tokens_max, MSG_DRAFT_IDS_MAX);
+    NO(tap_layer_count, MSG_TAPS_MAX + 1);
+    base.u.draft_hello_reply.tap_layer_count = 1;
+    names(&base, "tap_layers");
+#undef BODY
+#define BODY draft_hello
+    base = (struct msg){.type = MSG_DRAFT_HELLO};
+    TEXT_BOUND(tap_ring, MSG_TEXT_MAX);
 #undef BODY
 #define BODY draft_open
     base = (struct msg){.type = MSG_DRAFT_OPEN};

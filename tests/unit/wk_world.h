@@ -795,6 +795,11 @@ static inline struct wk_core_options options_of(uint32_t seqs, uint32_t block_to
         .decode_us_per_step = 5000,
     };
     struct err_detail d;
+    assert_int_equal(wk_ema_set_parse("2,4,7", &o.ema, &d), ERR_OK);
+    o.ema.alpha = 0.25;
+    o.ema.margin = 1;
+    o.ema.steps_min = 4;
+    o.ema.saturate = true;
     assert_int_equal(wk_spec_parse("fixed:7", &o.spec, &d), ERR_OK);
     return o;
 }

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drafter with its network: how much of it is right, and what happens when it is hurt."""
+import json
+import os
+import random
+import re
+import signal
+import socket
+import threading
+import time
+
+import cluster
+from cluster import Cluster, GOLDEN, parallel, wait_for
+
+MXFP8 = os.path.join(GOLDEN, "dflash2", "mxfp8")
+ROUNDS = int(os.environ.get("TANDEM_ROUNDS", "0"))     # of the long run
+STEADY = {"worker__deadline_ms": 2000, "drafter__deadline_ms": 2000}   # a busy machine is no fault
+
+
+def prompts():
+    with open(os.path.join(GOLDEN, "dflash2", "acceptance-prompts.json"), encoding="utf-8") as f:
+        return [case["ids"] for case in json.load(f)]
+
+
+def complete(c, prompt, **fields):
+    result = c.stream(prompt, path="/v1/completions", return_token_ids=True,
+                      **{"max_tokens": 64, "temperature": 0, **fields})
+    assert result.done and result.error is None, result.error
+    return result
+
+
+def attached(c, seconds=15):
+    """Waits until the drafter has the worker's ring: what is computed before has no taps."""
+    wait_for("tap ring attached", seconds, lambda: c.health("drafter").get("rings") == 1)
+    return c
+
+
+def tally(results):
+    """accepted, drafted, steps over all receipts."""
+    receipts = [r.usage["tandem"] for r in results]
+    return tuple(sum(r[key] for r in receipts) for key in ("accepted", "drafted", "steps"))
+
+
+def metrics(c, role):
+    """Samples of a role's own metrics page by name and labels."""
+    with socket.socket(socket.AF_UNIX) as s:
+        s.settimeout(3)
+        s.connect(os.path.join(c.run_dir, f"{role}-0.http"))
+        s.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        data = b""
+        while piece := s.recv(65536):
+            data += piece
+    lines = data.decode().splitlines()
+    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines
+            if line.startswith("tandem_")}
+
+
+def test_acceptance():
+    with open(os.path.join(GOLDEN, "dflash2", "golden.json"), encoding="utf-8") as f:
+        golden = json.load(f)
+    for drafter, key, ids in (("deploy/demo-drafter", "acceptance_bf16", prompts()),
+                              (MXFP8, "acceptance_mxfp8", prompts()[:12])):
+        with Cluster(drafter__model=drafter, **STEADY) as c:
+            attached(c)
+            accepted, drafted, steps = tally([complete(c, prompt) for prompt in ids])
+            page, mean = metrics(c, "worker"), accepted / steps
+            shares = [page[f'tandem_worker_accepted_at_total{{position="{j}"}}']
+                      / page[f'tandem_worker_drafted_at_total{{position="{j}"}}'] for j in range(1, 8)]
+            print(f"{key}: {accepted} of {drafted} drafts right in {steps} steps, {mean:.2f} a step; "
+                  f"by position {' '.join(f'{x:.2f}' for x in shares)}; "
+                  f"the vectors' figures are {golden[key]['mean_accepted']:.2f} and "
+                  f"{' '.join(f'{x:.2f}' for x in golden[key]['survival'])}")
+            # Measured: the same figure.  80 % of it would not see taps in another order (93 %).
+            assert mean >= 0.97 * golden[key]["mean_accepted"], (mean, golden[key])
+            assert drafted > accepted
+
+
+POLICIES = [f"fixed:{k}" for k in range(1, 8)] + ["ema", "goodput", "ngram:4"]
+SAMPLING = [{"temperature": 0}, {"temperature": 0.7, "top_p": 0.95}, {"temperature": 1.0}]
+
+
+class Hurt:
+    """Does things to the drafter at random moments until it is told to stop."""
+
+    def __init__(self, c, rng):
+        self.c, self.rng, self.over, self.deeds = c, rng, threading.Event(), []
+        self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def run(self):
+        while not self.over.wait(self.rng.uniform(0.02, 0.4)):
+            deed = self.rng.choice(["kill", "stop", "nap"])
+            try:
+                pid = self.c.kill("drafter", signal.SIGKILL if deed == "kill" else signal.SIGSTOP)
+                self.deeds.append(deed)
+                if deed == "kill":
+                    self.c.wait_restart("drafter", pid, 20)
+                else:
+                    time.sleep(1.3 if deed == "stop" else 0.08)   # silent, or late for a deadline
+                    os.kill(pid, signal.SIGCONT)
+            except (OSError, ValueError):
+                pass
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
+
+
+def test_one_text_whatever_happens_to_the_drafter():
+    """Seeded runs in batches of 8, each with its own policy, while the drafter is hurt."""
+    rounds = ROUNDS or 3
+    rng = random.Random(random.getrandbits(64))
+    ids = prompts()
+    with Cluster() as c:
+        attached(c)
+        accepted = drafted = hurt_accepted = 0
+        for _ in range(rounds):
+            asks = []
+            for _ in range(8):
+                fields = {**rng.choice(SAMPLING), "seed": rng.getrandbits(40)}
+                asks.append((rng.choice(ids), fields, rng.choice(POLICIES)))
+            want = [complete(c, p, spec="off", **f).ids for p, f, _ in asks]
+            alone = [complete(c, p, spec=k, **f) for p, f, k in asks[:3]]
+            assert [r.ids for r in alone] == want[:3], asks[:3]
+            with Hurt(c, rng) as hurt:
+                for _ in range(3):
+                    got = parallel([lambda a=a: complete(c, a[0], spec=a[2], **a[1]) for a in asks])
+                    assert [r.ids for r in got] == want, (asks, hurt.deeds)
+                    for one in got:
+                        hurt_accepted += one.usage["tandem"]["accepted"]
+            for one in alone:
+                accepted += one.usage["tandem"]["accepted"]
+                drafted += one.usage["tandem"]["drafted"]
+        assert 0 < accepted < drafted, (accepted, drafted)
+        print(f"{rounds * 27} runs, {accepted} of {drafted} drafts right in those left alone, "
+              f"{hurt_accepted} right ones in those that were hurt")
+        c.ledger_settles()
+
+
+def test_a_new_drafter_finds_its_context_in_the_ring():
+    with Cluster(**STEADY) as c:
+        attached(c)
+        killed, marks = threading.Event(), {}
+
+        def on_event(result):
+            if len(result.ids) > 300 and not killed.is_set():
+                killed.set()
+                marks["old"] = c.kill("drafter")
+
+        prompt, fields = prompts()[0], {"temperature": 1.0, "seed": 5, "ignore_eos": True}
+        want = complete(c, prompt, spec="off", max_tokens=3000, **fields).ids
+        got = complete(c, prompt, max_tokens=3000, on_event=on_event, timeout=120, **fields)
+        assert got.ids == want and killed.is_set()
+        c.wait_restart("drafter", marks["old"])
+        page = metrics(c, "drafter")
+        print(f"{got.usage['tandem']}, the new drafter: " + ", ".join(
+            f"{page[name]:.0f} {name}" for name in (
+                'tandem_drafter_tap_records_total{event="refilled"}',
+                "tandem_drafter_blocks_total", "tandem_drafter_no_context_total")))
+        assert page['tandem_drafter_tap_records_total{event="refilled"}'] >= 100
+        assert page["tandem_drafter_blocks_total"] > 0
+        assert page['tandem_drafter_tap_records_total{event="lost"}'] == 0
+
+
+def test_slots_and_prefixes_are_no_trap():
+    """A second, shorter request, the same prompt again, prompts that share their beginning."""
+    with Cluster(kvmgr__block_tokens=16, **STEADY) as c:
+        attached(c)
+        long, short = max(prompts(), key=len), min(prompts(), key=len)
+        shared = [long, long[:160] + short, long, short, long[:96] + short]
+        want = [complete(c, p, spec="off").ids for p in shared]
+        for _ in range(2):
+            got = [complete(c, p) for p in shared]
+            assert [r.ids for r in got] == want
+        accepted, drafted, _ = tally(got)
+        assert 0 < accepted <= drafted
+
+
+def test_off_leaves_nothing_behind():
+    ring = "/dev/shm/tandem-taps-"
+    before = {f for f in os.listdir("/dev/shm") if f.startswith("tandem-taps-")}
+    with Cluster(drafter__model="") as c:
+        got = complete(c, prompts()[0])
+        assert got.usage["tandem"]["spec"] == "fixed:7"
+        made = {f for f in os.listdir("/dev/shm") if f.startswith("tandem-taps-")} - before
+        assert c.health("drafter")["source"] == "ngram"
+        assert "tap ring made" not in c.log("worker"), (ring, made)
+    with Cluster(worker__spec="off") as c:
+        attached(c)
+        plain = complete(c, prompts()[0])
+        assert plain.ids == got.ids
+        assert plain.usage["tandem"]["drafted"] == 0 and plain.usage["tandem"]["spec"] == "off"
+        assert metrics(c, "worker")["tandem_worker_tap_records"] == 0
+        assert complete(c, prompts()[0], spec="fixed:3").ids == got.ids
+        assert metrics(c, "worker")["tandem_worker_tap_records"] > 0
+        mine = c.log("worker").split("path=/dev/shm/")[1].split()[0]
+        assert mine in os.listdir("/dev/shm")
+    assert mine not in os.listdir("/dev/shm")
+
+
+def test_policies_show_themselves():
+    with Cluster(worker__spec="ema", worker__ema_set="1,3,5", **STEADY) as c:
+        attached(c)
+        assert c.health("worker")["spec"] == "ema"
+        for spec in (None, "goodput", "fixed:2", "ngram:3", "off"):
+            got = complete(c, prompts()[1], **({"spec": spec} if spec else {}))
+            receipt = got.usage["tandem"]
+            assert receipt["spec"] == (spec or "ema"), receipt
+            if spec == "fixed:2":
+                assert receipt["drafted"] <= 2 * receipt["steps"]
+        assert c.post("/v1/completions", {"prompt": "x", "spec": "fixed:9"}).status == 400
+        page = metrics(c, "worker")
+        by_position = sum(page[f'tandem_worker_drafted_at_total{{position="{j}"}}'] for j in range(1, 8))
+        assert by_position == page["tandem_worker_drafted_tokens_total"] > 0
+        text = c.tandem("status").stdout
+        assert re.search(r"right by position: [01]\.\d\d", text), text
+    run = Cluster(worker__ema_set="4,2")
+    try:
+        run.up()
+        raise AssertionError("ema_set=4,2 was accepted")
+    except AssertionError as e:
+        assert "ema_set" in str(e) and "does not rise" in str(e), e
+    finally:
+        run.__exit__()
+
+
+def test_a_poor_drafter_raises_the_alarm():
+    """Random weights: hardly a draft is right, the text is the same, and everyone can see it."""
+    drafter = os.path.join(GOLDEN, "dflash2", "random")
+    with Cluster(drafter__model=drafter, worker__accept_floor=0.3, **STEADY) as c:
+        attached(c)
+        want = [complete(c, p, spec="off").ids for p in prompts()[:8]]
+        got = [complete(c, p) for p in prompts()[:8]]
+        assert [r.ids for r in got] == want
+        accepted, drafted, steps = tally(got)
+        assert steps > 100 and accepted < 0.3 * drafted, (accepted, drafted, steps)
+        wait_for("degraded", 5, lambda: c.health("worker")["drafter_state"] == 2)
+        assert metrics(c, "worker")["tandem_worker_drafter_degraded"] == 1
+        assert "drafter degraded" in c.log("worker")
+
+
+if __name__ == "__main__":
+    cluster.main(globals())

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/wk_taps.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "lib/base/check.h"
+#include "lib/base/hash.h"
+#include "lib/base/mem.h"
+#include "lib/base/str.h"
+#include "lib/model/model.h"
+
+#define WK_TAPS_MAGIC 0x574b5450u
+
+STATIC_CHECK(TAP_RING_TAPS_MAX == MODEL_WATCH_MAX);
+STATIC_CHECK(TAP_RING_TAPS_MAX == MSG_TAPS_MAX);
+
+struct wk_taps {
+    uint32_t magic;
+    struct wk_taps_options options;
+    char path[TAP_RING_PATH_BYTES];
+    struct tap_ring ring;
+    uint64_t bytes;
+    float *record; /* [layer_count, hidden] */
+};
+
+void wk_taps_path(const char *run_dir, uint32_t worker, uint32_t turn,
+                  char ret_path[TAP_RING_PATH_BYTES])
+{
+    char resolved[PATH_MAX], hex[33];
+    const char *name = realpath(run_dir, resolved) != NULL ? resolved : run_dir;
+    struct hash128 hash = hash_xxh3_once(name, strlen(name));
+    hex_encode(&hash, sizeof hash, hex);
+    snprintf(ret_path, TAP_RING_PATH_BYTES, "/dev/shm/tandem-taps-%.16s-%u.%u", hex, worker,
+             turn % 2);
+}
+
+static enum err file_create(struct wk_taps *t, void **ret_memory, struct err_detail *detail)
+{
+    if (unlink(t->path) != 0 && errno != ENOENT)
+        return err_set(detail, ERR_IO, "%s: %s", t->path, strerror(errno));
+    int fd = open(t->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return err_set(detail, ERR_IO, "%s: %s", t->path, strerror(errno));
+    void *memory = MAP_FAILED;
+    /* Taken now: a full /dev/shm is a refusal here and would be a signal at the first write. */
+    int why = posix_fallocate(fd, 0, (off_t)t->bytes);
+    if (why == 0) {
+        memory = mmap(NULL, t->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        why = errno;
+    }
+    close(fd);
+    if (memory == MAP_FAILED) {
+        unlink(t->path);
+        return err_set(detail, ERR_IO, "%s: %llu bytes: %s", t->path, (unsigned long long)t->bytes,
+                       strerror(why));
+    }
+    *ret_memory = memory;
+    return ERR_OK;
+}
+
+enum err wk_taps_create(const struct wk_taps_options *o, struct wk_taps **ret_taps,
+                        struct err_detail *detail)
+{
+    struct tap_ring_geometry g = {
+        .type = o->type, .tap_count = o->layer_count, .hidden = o->hidden, .slots = 1};
+    uint64_t one = tap_ring_bytes(&g);
+    if (one == 0)
+        return err_set(detail, ERR_INVALID, "tap ring: type %u, %u layers of %u", o->type,
+                       o->layer_count, o->hidden);
+    uint64_t slots = o->bytes_max / (one - TAP_RING_HEADER_BYTES);
+    g.slots = slots < WK_TAPS_SLOTS_MIN   ? WK_TAPS_SLOTS_MIN
+              : slots > WK_TAPS_SLOTS_MAX ? WK_TAPS_SLOTS_MAX
+                                          : (uint32_t)slots;
+    struct wk_taps *t = mem_take(sizeof *t);
+    t->magic = WK_TAPS_MAGIC;
+    t->options = *o;
+    t->bytes = tap_ring_bytes(&g);
+    CHECK(strlen(o->path) < sizeof t->path);
+    memcpy(t->path, o->path, strlen(o->path) + 1);
+    t->options.path = t->path;
+    void *memory = NULL;
+    enum err e = file_create(t, &memory, detail);
+    if (e != ERR_OK) {
+        mem_give(t);
+        return e;
+    }
+    tap_ring_format(&t->ring, memory, &g, o->incarnation);
+    t->record = mem_take_array((uint64_t)o->layer_count * o->hidden, sizeof(float));
+    *ret_taps = t;
+    return ERR_OK;
+}
+
+void wk_taps_destroy(struct wk_taps **taps_p)
+{
+    struct wk_taps *t = *taps_p;
+    if (t == NULL)
+        return;
+    CHECK_OBJ(t, WK_TAPS_MAGIC);
+    munmap(t->ring.base, t->bytes);
+    unlink(t->path);
+    mem_give(t->record);
+    t->magic = 0;
+    mem_give(t);
+    *taps_p = NULL;
+}
+
+void wk_taps_watch(const struct wk_taps *t, struct model_cursor *c)
+{
+    model_cursor_watch(c, t != NULL ? t->options.layers : NULL,
+                       t != NULL ? t->options.layer_count : 0);
+}
+
+void wk_taps_write(struct wk_taps *t, const struct model_cursor *c, const struct msg_id *id,
+                   uint64_t step, uint32_t first, uint32_t count, uint32_t position)
+{
+    CHECK_OBJ(t, WK_TAPS_MAGIC);
+    const uint64_t hidden = t->options.hidden;
+    for (uint32_t r = 0; r < count; r++) {
+        struct tap_record record = {.id = *id, .position = position + r, .step = step};
+        for (uint32_t i = 0; i < t->options.layer_count; i++)
+            memcpy(t->record + i * hidden, model_cursor_watched(c, i) + (first + r) * hidden,
+                   hidden * sizeof(float));
+        tap_ring_write(&t->ring, &record, t->record);
+    }
+}
+
+uint64_t wk_taps_end(const struct wk_taps *t)
+{
+    return t != NULL ? tap_ring_head(&t->ring) : 0;
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* worker/wk_taps.h - the writer's side of the tap ring: its file, and rows of a finished batch.
+ *
+ * Created by the loop thread, then owned by the device thread, which never waits for a reader: the
+ * oldest records make room.  The file goes away with the object; one that a killed worker left
+ * behind is replaced. */
+#ifndef WORKER_WK_TAPS_H
+#define WORKER_WK_TAPS_H
+
+#include <stdint.h>
+
+#include "proto/tap_ring.h"
+
+struct model_cursor;
+struct wk_taps;
+
+struct wk_taps_options {
+    const char *path;
+    uint64_t incarnation;
+    uint32_t type; /* enum tap_type */
+    uint32_t hidden;
+    uint32_t layer_count; /* 1..TAP_RING_TAPS_MAX */
+    uint32_t layers[TAP_RING_TAPS_MAX];
+    uint64_t bytes_max; /* of the file; room for TAPS_SLOTS_MIN records is taken in any case */
+};
+
+#define WK_TAPS_SLOTS_MIN 64u
+#define WK_TAPS_SLOTS_MAX 16384u
+
+MUST_USE enum err wk_taps_create(const struct wk_taps_options *options, struct wk_taps **ret_taps,
+                                 struct err_detail *detail);
+void wk_taps_destroy(struct wk_taps **taps_p);
+
+/* The cursor keeps these layers from its next begin on; NULL = none. */
+void wk_taps_watch(const struct wk_taps *t, struct model_cursor *c);
+/* Rows [first, first + count) of the batch that c finished are positions from `position` on. */
+void wk_taps_write(struct wk_taps *t, const struct model_cursor *c, const struct msg_id *id,
+                   uint64_t step, uint32_t first, uint32_t count, uint32_t position);
+uint64_t wk_taps_end(const struct wk_taps *t); /* 0 for NULL */
+
+/* "/dev/shm/tandem-taps-<hash of run_dir>-<worker>.<0 or 1>": a ring and the one that replaces it
+ * have different names. */
+void wk_taps_path(const char *run_dir, uint32_t worker, uint32_t turn,
+                  char ret_path[TAP_RING_PATH_BYTES]);
+
+#endif
