@@ -16,7 +16,8 @@ def model_of(c):
 
 def test_bundled_model():
     """deploy/demo is EXL3, says so, and answers as its BF16 original does."""
-    with Cluster(worker__model=BUNDLED, gateway__model=BUNDLED, worker__numerics="fast") as c:
+    with Cluster(worker__model=BUNDLED, gateway__model=BUNDLED, drafter__target=BUNDLED,
+                 worker__numerics="fast") as c:
         log = c.tandem("logs", "worker").stdout
         title = "exl3-mcg 4.00 bpw (routed experts) + bf16 (rest), 5.3 M parameters"
         assert f"quantization: {title}" in log, log[-2000:]
