@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lib/model/identity.h"
 
-#include <ctype.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +8,6 @@
 #include "lib/base/arena.h"
 #include "lib/base/check.h"
 #include "lib/base/json.h"
-#include "lib/base/str.h"
 #include "lib/model/format_scan.h"
 #include "lib/model/read_file.h"
 
@@ -67,8 +64,6 @@ struct share {
 struct shares {
     struct share of[PART_COUNT][KINDS_MAX];
     double linear_weights;
-    uint32_t linears, differing; /* from the config's announcement */
-    struct format_info differs;
 };
 
 static uint32_t kind_index(const struct format_info *info)
@@ -91,11 +86,6 @@ static bool add_linear(void *arg, const struct format_linear *l)
     share->weights += weights;
     share->bits += weights * format_bits(&l->info);
     s->linear_weights += weights;
-    s->linears++;
-    if (l->info.warnings & FORMAT_WARN_CONFIG_MISMATCH) {
-        s->differing++;
-        s->differs = l->info;
-    }
     return true;
 }
 
@@ -197,145 +187,4 @@ enum err identity_hint(const char *directory, struct format_hint *ret_hint,
     free(texts[0]);
     free(texts[1]);
     return e;
-}
-
-static void add_hint_title(const struct format_hint *hint, struct str *out)
-{
-    bool first = true;
-    for (uint32_t k = 0; k < FORMAT_KIND_COUNT; k++)
-        if ((hint->kinds >> k & 1u) != 0 && k != FORMAT_EXL3_RANKED) {
-            str_add_format(out, "%s%s", first ? "" : " or ", format_kind_name((enum format_kind)k));
-            first = false;
-        }
-    if (hint->has_codebook)
-        str_add_format(out, " (%s)", format_codebook_name(hint->codebook));
-    if (hint->unknown)
-        str_add_text(out, "a method that is not known");
-}
-
-static bool has_kind(const struct shares *s, uint32_t kinds)
-{
-    for (uint32_t p = 0; p < PART_COUNT; p++)
-        for (uint32_t k = 0; k < KINDS_MAX; k++)
-            if (s->of[p][k].weights > 0 && (kinds >> s->of[p][k].info.kind & 1u) != 0)
-                return true;
-    return false;
-}
-
-#define PLAIN_KINDS (1u << FORMAT_BF16 | 1u << FORMAT_F16 | 1u << FORMAT_F32)
-
-static void warn_config(const struct shares *s, const struct format_hint *hint, const char *title,
-                        struct str *out)
-{
-    bool announced = hint->kinds != 0 || hint->unknown;
-    bool quantised = has_kind(s, ~PLAIN_KINDS);
-    char differs[64];
-    if (s->differing > 0) {
-        format_title(&s->differs, differs, sizeof(differs));
-        str_add_text(out, "config.json announces ");
-        add_hint_title(hint, out);
-        str_add_format(out, ", but %u of %u linears are %s: the tensors count\n", s->differing,
-                       s->linears, differs);
-    } else if (announced && s->linears > 0 && !quantised) {
-        str_add_text(out, "config.json announces ");
-        add_hint_title(hint, out);
-        str_add_format(out, ", but the tensors are %s\n", title);
-    } else if (!announced && quantised) {
-        str_add_format(out, "config.json announces no quantization, but the tensors are %s\n",
-                       title);
-    }
-}
-
-/* Words of a directory's name that claim a format. */
-static const struct claim {
-    const char *word;
-    uint32_t kinds;
-} claims[] = {
-    {"exl3", 1u << FORMAT_EXL3 | 1u << FORMAT_EXL3_RANKED},
-    {"tr3", 1u << FORMAT_EXL3 | 1u << FORMAT_EXL3_RANKED},
-    {"nvfp4", 1u << FORMAT_NVFP4_MODELOPT | 1u << FORMAT_NVFP4_CT},
-    {"mxfp4", 1u << FORMAT_MXFP4},
-    {"mxfp8", 1u << FORMAT_MXFP8},
-    {"fp8", 1u << FORMAT_FP8_BLOCK | 1u << FORMAT_FP8_TENSOR | 1u << FORMAT_FP8_CHANNEL},
-    {"bf16", 1u << FORMAT_BF16},
-    {"fp16", 1u << FORMAT_F16},
-    {"f16", 1u << FORMAT_F16},
-    {"fp32", 1u << FORMAT_F32},
-    {"gptq", 0},
-    {"awq", 0},
-    {"gguf", 0},
-    {"int4", 0},
-    {"int8", 0},
-};
-
-/* Average bits of the routed experts, of all linears where there are none. */
-static double expert_bits(const struct shares *s)
-{
-    double weights = 0, bits = 0;
-    for (uint32_t p = 0; p < PART_COUNT && weights == 0; p++)
-        for (uint32_t k = 0; k < KINDS_MAX; k++) {
-            weights += s->of[p][k].weights;
-            bits += s->of[p][k].bits;
-        }
-    return weights > 0 ? bits / weights : 0;
-}
-
-/* "bf16" is right of a quantised model too, whose other linears are; but not the only claim. */
-static void warn_word(const struct shares *s, const char *name, const char *word, size_t bytes,
-                      const char *title, struct str *out)
-{
-    double claimed = 0;
-    for (size_t i = 0; i < ARRAY_COUNT(claims); i++)
-        if (strlen(claims[i].word) == bytes && strncmp(claims[i].word, word, bytes) == 0 &&
-            !has_kind(s, claims[i].kinds))
-            str_add_format(out, "the directory is called \"%.200s\", but the tensors are %s\n",
-                           name, title);
-    if (bytes > 3 && bytes < 12 && memcmp(word + bytes - 3, "bpw", 3) == 0 &&
-        text_to_f64(word, bytes - 3, &claimed) && fabs(claimed - expert_bits(s)) > 0.3)
-        str_add_format(out, "the directory is called \"%.200s\", but the experts have %.2f bits\n",
-                       name, expert_bits(s));
-}
-
-static void warn_path(const struct shares *s, const char *directory, const char *title,
-                      struct str *out)
-{
-    const char *name = directory, *end = directory + strlen(directory);
-    char lower[256];
-    while (end > directory && end[-1] == '/')
-        end--;
-    for (const char *p = directory; p < end; p++)
-        if (*p == '/')
-            name = p + 1;
-    size_t bytes = (size_t)(end - name);
-    if (bytes == 0 || bytes >= sizeof(lower) || utf8_valid_prefix(name, bytes) != bytes)
-        return;
-    for (size_t i = 0; i < bytes; i++)
-        lower[i] = (char)tolower((unsigned char)name[i]);
-    lower[bytes] = '\0';
-    char shown[256];
-    memcpy(shown, name, bytes);
-    shown[bytes] = '\0';
-    for (size_t i = 0; i < bytes; i++)
-        if ((unsigned char)shown[i] < 0x20 || shown[i] == 0x7f)
-            return;
-    for (const char *word = lower; *word != '\0';) {
-        size_t length = strcspn(word, "-_ ,+");
-        warn_word(s, shown, word, length, title, out);
-        word += length + (word[length] != '\0');
-    }
-}
-
-void identity_warnings(const struct safetensors *set, const struct format_hint *hint,
-                       const char *directory, struct str *out)
-{
-    struct shares s;
-    char title[256];
-    memset(&s, 0, sizeof(s));
-    format_scan(set, hint, add_linear, &s);
-    identity_quantization(set, title, sizeof(title));
-    char *parameters = strrchr(title, ',');
-    if (parameters != NULL)
-        *parameters = '\0';
-    warn_config(&s, hint, title, out);
-    warn_path(&s, directory, title, out);
 }

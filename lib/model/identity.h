@@ -14,7 +14,6 @@
 
 struct format_hint;
 struct safetensors;
-struct str;
 
 struct identity_texts {
     const char *config;
@@ -39,10 +38,5 @@ void identity_quantization(const struct safetensors *set, char *ret_text, size_t
  * announces nothing, nor does a text that is not JSON: whoever needs the config parses it. */
 MUST_USE enum err identity_hint(const char *directory, struct format_hint *ret_hint,
                                 struct err_detail *detail);
-
-/* What the config or the directory's name say and the tensors do not: appends a line for each.
- * hint is the config's announcement. */
-void identity_warnings(const struct safetensors *set, const struct format_hint *hint,
-                       const char *directory, struct str *out);
 
 #endif

@@ -5,7 +5,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "lib/base/arena.h"
+#include "lib/base/json.h"
 #include "lib/base/mem.h"
+#include "lib/model/announce.h"
 #include "lib/model/cpu_pool.h"
 #include "lib/model/format.h"
 #include "lib/model/identity.h"
@@ -15,9 +18,8 @@
 #include "lib/model/vocabulary.h"
 #include "lib/model/weights.h"
 
-#define WARNINGS_BYTES_MAX 4000u /* they travel in a message */
-#define TEXT_BYTES_MAX     ((size_t)256 << 20)
-#define WIDEN_BYTES_MAX    ((uint64_t)1 << 30)
+#define TEXT_BYTES_MAX  ((size_t)256 << 20)
+#define WIDEN_BYTES_MAX ((uint64_t)1 << 30)
 
 static uint64_t align64(uint64_t bytes)
 {
@@ -93,11 +95,36 @@ static void fill_info(struct model *m)
     lay_out_state(m);
 }
 
+/* What config.json and, if there is one, hf_quant_config.json announce.  A text that is not JSON
+ * announces nothing: config.json itself was parsed before. */
+static enum err read_hint(const char *directory, const struct identity_texts *texts,
+                          struct format_hint *ret_hint, struct err_detail *detail)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    struct arena arena;
+    struct json *config = NULL, *other = NULL;
+    struct json_error where;
+    enum err e =
+        read_file(directory, "hf_quant_config.json", TEXT_BYTES_MAX, &text, &bytes, detail);
+    if (e != ERR_OK && e != ERR_NOT_FOUND)
+        return e;
+    arena_init(&arena, 64 << 10, 64u << 20);
+    if (json_parse(&arena, NULL, texts->config, texts->config_bytes, &config, &where) != ERR_OK)
+        config = NULL;
+    if (text != NULL && json_parse(&arena, NULL, text, bytes, &other, &where) != ERR_OK)
+        other = NULL;
+    format_hint_read(config, other, ret_hint);
+    arena_fini(&arena);
+    free(text);
+    return ERR_OK;
+}
+
 static enum err load_tensors(struct model *m, const struct model_options *options,
                              const struct identity_texts *texts, struct err_detail *detail)
 {
     struct format_hint hint;
-    TRY(identity_hint(options->directory, &hint, detail));
+    TRY(read_hint(options->directory, texts, &hint, detail));
     TRY(safetensors_open_directory(options->directory, &m->tensors, detail));
     m->weights = weights_create_shard(&m->whole, &m->shard);
     op_table_cpu(&m->ops, options->numerics == MODEL_FAST ? OP_FAST_F32 : OP_EXACT, op_cpu_best());
@@ -113,12 +140,13 @@ static enum err load_tensors(struct model *m, const struct model_options *option
     struct hash128 *hashes = mem_take_array(safetensors_count(m->tensors) + 1, sizeof(*hashes));
     enum err e = load_pass(m->tensors, m->weights, &m->ctx, options->progress,
                            options->progress_arg, hashes, detail);
-    m->info.model_fp = identity_fingerprint(m->tensors, texts, hashes);
+    m->info.model_fp = identity_fingerprint_of(m->tensors, texts, hashes);
     mem_give(hashes);
-    identity_quantization(m->tensors, m->info.quantization, sizeof(m->info.quantization));
-    identity_warnings(m->tensors, &hint, options->directory, &m->warnings);
-    if (m->warnings.bytes > 0)
-        m->info.warnings = m->warnings.text;
+    m->info.weight_bytes = safetensors_file_bytes(m->tensors);
+    announce_formats(m->weights, weights_parameters(&m->whole), m->info.quantization,
+                     sizeof(m->info.quantization));
+    announce_warnings(m->weights, options->directory, &hint, m->info.warnings,
+                      sizeof(m->info.warnings));
     return e;
 }
 
@@ -130,6 +158,7 @@ static void start_threads(struct model *m, uint32_t threads)
     }
     if (threads > CPU_POOL_THREADS_MAX)
         threads = CPU_POOL_THREADS_MAX;
+    m->info.threads = threads;
     if (threads < 2)
         return;
     m->pool = cpu_pool_create(threads);
@@ -184,8 +213,6 @@ enum err model_load(const struct model_options *options, struct model **ret_mode
     struct identity_texts texts = {0};
     struct model *m = mem_take(sizeof(*m));
     m->magic = MODEL_MAGIC;
-    m->info.warnings = "";
-    str_init(&m->warnings, WARNINGS_BYTES_MAX);
     enum err e = load(m, options, &texts, detail);
     free((void *)(uintptr_t)texts.config);
     free((void *)(uintptr_t)texts.tokenizer);
@@ -208,7 +235,6 @@ void model_destroy(struct model **model_p)
     weights_destroy(&m->weights);
     safetensors_close(&m->tensors);
     mem_give(m->has_token);
-    str_fini(&m->warnings);
     m->magic = 0;
     mem_give(m);
     *model_p = NULL;

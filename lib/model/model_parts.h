@@ -11,7 +11,6 @@
 
 #include "kernels/op_table.h"
 #include "lib/base/check.h"
-#include "lib/base/str.h"
 #include "lib/model/config.h"
 #include "lib/model/model.h"
 
@@ -45,7 +44,6 @@ struct model {
     struct weights *weights;
     struct safetensors *tensors; /* kept open where matrices stay in the file */
     uint8_t *has_token;
-    struct str warnings;
     uint32_t dsa_number[MODEL_LAYERS_MAX]; /* 0-based among DSA layers */
     struct state_layer state[MODEL_LAYERS_MAX];
     uint32_t conv_ring_rows, index_ring_rows;

@@ -19,10 +19,10 @@ def test_bundled_model():
     with Cluster(worker__model=BUNDLED, gateway__model=BUNDLED, drafter__target=BUNDLED,
                  worker__numerics="fast") as c:
         log = c.tandem("logs", "worker").stdout
-        title = "exl3-mcg 4.00 bpw (routed experts) + bf16 (rest), 5.3 M parameters"
+        title = "exl3-mcg 4.00 bpw (routed experts) + bf16 (rest)"
         assert f"quantization: {title}" in log, log[-2000:]
         model = model_of(c)
-        assert title in model["root"] and model["tandem"]["quantization"] == title, model
+        assert title in model["root"] and model["tandem"]["quantization"].startswith(title), model
         assert model["tandem"]["model_fp"][:8] in model["root"], model
         assert model["warnings"] == [], model
         cases = [case for case in cluster.greedy_cases() if case["prompt_tokens"] < 300][::6]
@@ -46,12 +46,12 @@ def test_misnamed_directory():
         c.tandem("down")
         c.sets["worker.model"] = place
         c.up()
-        warning = 'the directory is called "GLM-5.3-Flash-NVFP4", but the tensors are bf16'
+        warning = "the directory's name says nvfp4, but no tensor is so"
         model = model_of(c)
         assert warning in model["warnings"], model
         assert "NVFP4" not in model["root"] and "bf16" in model["root"], model
         log = c.tandem("logs", "worker").stdout
-        assert "model is not what it is called" in log and "GLM-5.3-Flash-NVFP4" in log, log[-2000:]
+        assert "model is not what is said" in log and warning in log, log[-2000:]
         # It still works.
         assert c.chat("Hi", temperature=0)["choices"][0]["message"]["content"]
 
@@ -70,7 +70,7 @@ def test_config_that_lies():
         c.sets["worker.model"] = place
         c.up()
         model = model_of(c)
-        assert "config.json announces fp8_block, but the tensors are bf16" in model["warnings"], model
+        assert any("the config announces fp8_block" in w for w in model["warnings"]), model
         assert model["tandem"]["model_fp"] != honest, "the config is part of the identity"
 
 
