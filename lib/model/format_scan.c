@@ -175,6 +175,17 @@ void format_scan(const struct safetensors *set, const struct format_hint *hint, 
     }
 }
 
+bool format_is_part(const struct safetensors_tensor *t)
+{
+    const char *suffix = suffix_of(t->name), *rest = suffix;
+    uint32_t rank;
+    if (suffix == NULL)
+        return false;
+    (void)format_rank_suffix(suffix, &rank, &rest);
+    enum format_role role = format_role_of(rest);
+    return role == ROLE_WEIGHT ? leads(t, suffix) : role != ROLE_COUNT && role != ROLE_BIAS;
+}
+
 bool format_is_expert(const char *name)
 {
     const char *at = strstr(name, ".mlp.experts.");

@@ -32,6 +32,9 @@ typedef bool (*format_scan_fn)(void *arg, const struct format_linear *linear);
 void format_scan(const struct safetensors *set, const struct format_hint *hint, format_scan_fn fn,
                  void *arg);
 
+/* Whether the tensor is part of some linear: not a norm, a convolution or a parameter alone. */
+bool format_is_part(const struct safetensors_tensor *t);
+
 /* Whether a prefix or a tensor's name belongs to a routed expert. */
 bool format_is_expert(const char *name);
 

@@ -9,8 +9,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/base/err.h"
 #include "lib/base/hash.h"
 
+struct format_hint;
 struct safetensors;
 
 struct identity_texts {
@@ -22,14 +24,19 @@ struct identity_texts {
     size_t chat_template_bytes;
 };
 
-/* hashed may be NULL; it is told the bytes of every tensor. */
-typedef void (*identity_hashed_fn)(void *arg, uint64_t bytes);
+/* hashes [safetensors_count]: of the tensors' bytes, as lib/model/load_pass.h makes them. */
 struct hash128 identity_fingerprint(const struct safetensors *set,
-                                    const struct identity_texts *texts, identity_hashed_fn hashed,
-                                    void *hashed_arg);
-/* The same from hashes [safetensors_count] of the tensors' bytes. */
-struct hash128 identity_fingerprint_of(const struct safetensors *set,
-                                       const struct identity_texts *texts,
-                                       const struct hash128 *hashes);
+                                    const struct identity_texts *texts,
+                                    const struct hash128 *hashes);
+
+/* "exl3-mcg 4.00 bpw (routed experts) + bf16 (rest), 5.3 M parameters": the formats of the linears,
+ * the most common first; without routed experts, or where all is alike, without the words in
+ * brackets.  Padding counts as parameters. */
+void identity_quantization(const struct safetensors *set, char *ret_text, size_t bytes);
+
+/* What config.json and, if there is one, hf_quant_config.json of a directory announce.  No file
+ * announces nothing, nor does a text that is not JSON: whoever needs the config parses it. */
+MUST_USE enum err identity_hint(const char *directory, struct format_hint *ret_hint,
+                                struct err_detail *detail);
 
 #endif

@@ -46,14 +46,14 @@ static int by_place(const void *a, const void *b, void *arg)
 static void plan(struct pass *p)
 {
     uint32_t count = safetensors_count(p->set);
-    const struct safetensors_tensor *first = safetensors_at(p->set, 0);
+    const struct safetensors_tensor *first = count > 0 ? safetensors_at(p->set, 0) : NULL;
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < count; i++) {
         p->order[i] = i;
         p->linear[i] = NO_LINEAR;
         p->total += safetensors_at(p->set, i)->bytes;
     }
-    for (uint32_t l = 0; l < p->weights->linear_count; l++)
+    for (uint32_t l = 0; p->weights != NULL && l < p->weights->linear_count; l++)
         p->linear[p->weights->linears[l].tensor - first] = l;
     qsort_r(p->order, count, sizeof(*p->order), by_place, (void *)(uintptr_t)p->set);
     for (uint32_t i = 0; i < count; i++) {

@@ -20,7 +20,8 @@ struct weights;
 typedef void (*load_pass_fn)(void *arg, uint64_t done, uint64_t total);
 
 /* Fills ret_hashes [safetensors_count] with the xxh3-128 of every tensor's bytes and refuses values
- * as weights_check_values does: the first bad linear, whatever the threads. */
+ * as weights_check_values does: the first bad linear, whatever the threads.  w NULL: hashes
+ * alone. */
 MUST_USE enum err load_pass(const struct safetensors *set, const struct weights *w,
                             const struct op_ctx *ctx, load_pass_fn progress, void *arg,
                             struct hash128 *ret_hashes, struct err_detail *detail);

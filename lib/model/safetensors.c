@@ -358,6 +358,19 @@ const struct safetensors_tensor *safetensors_find(const struct safetensors *set,
                    name_against);
 }
 
+uint32_t safetensors_files(const struct safetensors *set)
+{
+    CHECK_OBJ(set, SET_MAGIC);
+    return set->shard_count;
+}
+
+const char *safetensors_file_name(const struct safetensors *set, uint32_t shard)
+{
+    CHECK_OBJ(set, SET_MAGIC);
+    CHECK(shard < set->shard_count);
+    return set->shard_names[shard];
+}
+
 uint64_t safetensors_file_bytes(const struct safetensors *set)
 {
     CHECK_OBJ(set, SET_MAGIC);

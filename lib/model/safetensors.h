@@ -45,6 +45,8 @@ void safetensors_close(struct safetensors **set_p);
 uint32_t safetensors_count(const struct safetensors *set);
 const struct safetensors_tensor *safetensors_at(const struct safetensors *set, uint32_t index);
 const struct safetensors_tensor *safetensors_find(const struct safetensors *set, const char *name);
+uint32_t safetensors_files(const struct safetensors *set);
+const char *safetensors_file_name(const struct safetensors *set, uint32_t shard);
 uint64_t safetensors_file_bytes(const struct safetensors *set); /* all shards */
 
 const char *safetensors_dtype_name(enum safetensors_dtype dtype);

@@ -21,8 +21,9 @@ import traceback
 ROOT = os.environ.get("TANDEM_SOURCE_ROOT") or os.path.dirname(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.environ.get("TANDEM_BUILD_ROOT") or os.path.join(ROOT, "build")
-DEMO = os.path.join(ROOT, "deploy", "demo")
 GOLDEN = os.path.join(ROOT, "tests", "golden")
+# The golden texts and logits are of these weights; deploy/demo holds them quantised.
+DEMO = os.path.join(GOLDEN, "tiny-glm")
 TANDEM = os.path.join(ROOT, "deploy", "tandem")
 ROLES = ["gateway", "router", "worker", "drafter", "kvmgr"]
 
@@ -111,6 +112,7 @@ class Cluster:
         self.state_dir = os.path.join(self.dir, "state")
         self.port = free_port()
         self.sets = {"gateway.listen": f"127.0.0.1:{self.port}", "worker.numerics": "exact",
+                     "worker.model": DEMO, "gateway.model": DEMO, "drafter.target": DEMO,
                      "kvmgr.kv_dtype": "f32",  # as the golden texts were made
                      "kvmgr.arena_bytes": str(256 << 20),
                      "kvmgr.arena_path": os.path.join(self.dir, "arena.kv")}

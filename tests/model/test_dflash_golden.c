@@ -98,7 +98,7 @@ static struct dflash *load(const char *below, bool exact, uint32_t threads)
     struct err_detail detail = {{0}};
     struct dflash *d = NULL;
     test_path(path, sizeof(path), below);
-    test_path(target, sizeof(target), "deploy/demo");
+    test_path(target, sizeof(target), "tests/golden/tiny-glm");
     struct dflash_options options = {.directory = path,
                                      .target = target,
                                      .seqs_max = 8,

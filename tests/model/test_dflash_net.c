@@ -103,7 +103,7 @@ static void copy_close(struct copy *c)
 static enum err load_from(const char *dir, struct dflash **ret, struct err_detail *detail)
 {
     char target[1024];
-    test_path(target, sizeof(target), "deploy/demo");
+    test_path(target, sizeof(target), "tests/golden/tiny-glm");
     struct dflash_options options = {.directory = dir,
                                      .target = target,
                                      .seqs_max = 8,
@@ -624,7 +624,7 @@ static void rows_without_a_token_are_never_drafted(void **state)
     struct dflash *d = load_below(RANDOM);
     draft_of(d, plain, &seen);
     dflash_destroy(&d);
-    test_path(path, sizeof(path), "deploy/demo");
+    test_path(path, sizeof(path), "tests/golden/tiny-glm");
     assert_int_equal(safetensors_open_directory(path, &set, &detail), ERR_OK);
     const struct safetensors_tensor *head = safetensors_find(set, "lm_head.weight");
     assert_non_null(head);

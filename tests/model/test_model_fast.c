@@ -28,9 +28,9 @@ static struct model *load(const char *below, enum model_numerics numerics, uint3
 static int setup(void **state)
 {
     (void)state;
-    exact = load("deploy/demo", MODEL_EXACT, 2);
-    fast = load("deploy/demo", MODEL_FAST, 1);
-    fast_threads = load("deploy/demo", MODEL_FAST, 3);
+    exact = load("tests/golden/tiny-glm", MODEL_EXACT, 2);
+    fast = load("tests/golden/tiny-glm", MODEL_FAST, 1);
+    fast_threads = load("tests/golden/tiny-glm", MODEL_FAST, 3);
     vocab = model_info(fast)->vocab_size;
     print_message("exact: %s\nfast: %s\n", model_info(exact)->kernels, model_info(fast)->kernels);
     return 0;

@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#define SOURCE "deploy/demo"
+#define SOURCE "tests/golden/tiny-glm"
 #define TOKENS 300
 #define BLOCK  64
 

@@ -51,7 +51,7 @@ static void test_trained_model(void **state)
 {
     (void)state;
     static const struct how how = {0, 0, 0};
-    evaluate("deploy/demo", "tests/golden/model-trained", &how, 51);
+    evaluate("tests/golden/tiny-glm", "tests/golden/model-trained", &how, 51);
 }
 
 int main(void)

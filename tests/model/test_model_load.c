@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #define RANDOM_DIR "tests/golden/model-random"
-#define DEMO_DIR   "deploy/demo"
+#define DEMO_DIR   "tests/golden/tiny-glm"
 
 static char directory[] = "/tmp/test_model_load_XXXXXX";
 

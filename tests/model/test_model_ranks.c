@@ -199,7 +199,7 @@ static void test_two_ep(void **state)
 {
     (void)state;
     compare("tests/golden/model-random", 2, SHARD_MOE_EP, 0, MODEL_EXACT);
-    compare("deploy/demo", 2, SHARD_MOE_AUTO, 0, MODEL_EXACT);
+    compare("tests/golden/tiny-glm", 2, SHARD_MOE_AUTO, 0, MODEL_EXACT);
 }
 
 static void test_two_fast(void **state)

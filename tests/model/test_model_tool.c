@@ -22,6 +22,7 @@ static int run(char *out, size_t bytes, const char *arguments)
     return WEXITSTATUS(status);
 }
 
+#define DEMO "tests/golden/tiny-glm"
 #define PROMPT                                                                                     \
     "--prompt '[gMASK]<sop><|system|>Reasoning Effort: Max<|user|>Repeat: apple forest "           \
     "letter<|assistant|><think>' "
@@ -36,14 +37,14 @@ static void test_spec_keeps_text(void **state)
     for (size_t s = 0; s < 3; s++) {
         char want[8192], have[8192], arguments[1024];
         snprintf(arguments, sizeof(arguments),
-                 "generate deploy/demo " PROMPT "%s --max-tokens 90 "
+                 "generate " DEMO " " PROMPT "%s --max-tokens 90 "
                  "--json",
                  samplings[s]);
         assert_int_equal(run(want, sizeof(want), arguments), 0);
         assert_non_null(strstr(want, "\"finish_reason\": \""));
         for (size_t i = 0; i < sizeof(specs) / sizeof(specs[0]); i++) {
             snprintf(arguments, sizeof(arguments),
-                     "generate deploy/demo " PROMPT "%s --max-tokens 90 --json %s", samplings[s],
+                     "generate " DEMO " " PROMPT "%s --max-tokens 90 --json %s", samplings[s],
                      specs[i]);
             assert_int_equal(run(have, sizeof(have), arguments), 0);
             assert_string_equal(have, want);
@@ -55,11 +56,11 @@ static void test_text(void **state)
 {
     (void)state;
     char out[8192];
-    assert_int_equal(run(out, sizeof(out), "generate deploy/demo " PROMPT "--temperature 0"), 0);
+    assert_int_equal(run(out, sizeof(out), "generate " DEMO " " PROMPT "--temperature 0"), 0);
     assert_non_null(strstr(out, "</think>apple forest letter\n"));
-    assert_int_equal(run(out, sizeof(out),
-                         "generate deploy/demo " PROMPT "--temperature 0 --max-tokens 3 --json"),
-                     0);
+    assert_int_equal(
+        run(out, sizeof(out), "generate " DEMO " " PROMPT "--temperature 0 --max-tokens 3 --json"),
+        0);
     assert_non_null(strstr(out, "\"finish_reason\": \"length\""));
 }
 
@@ -98,17 +99,17 @@ static void test_faults(void **state)
     } cases[] = {
         {"", "usage"},
         {"explode x", "explode"},
-        {"eval deploy/demo", "--golden"},
+        {"eval " DEMO, "--golden"},
         {"eval", "directory"},
-        {"eval deploy/demo --golden tests/golden/ops", "golden.safetensors"},
-        {"eval deploy/demo --golden tests/golden/model-random --numerics best", "--numerics"},
-        {"generate deploy/demo", "--prompt"},
-        {"generate deploy/demo --prompt a --ids b", "--prompt"},
-        {"generate deploy/demo --prompt ''", "empty"},
-        {"generate deploy/demo --prompt a --spec magic", "--spec"},
-        {"generate deploy/demo --prompt a --spec fixed:8", "--spec"},
-        {"generate deploy/demo --prompt a --top-p 2", "--top-p"},
-        {"generate deploy/demo --prompt a --what", "--what"},
+        {"eval " DEMO " --golden tests/golden/ops", "golden.safetensors"},
+        {"eval " DEMO " --golden tests/golden/model-random --numerics best", "--numerics"},
+        {"generate " DEMO, "--prompt"},
+        {"generate " DEMO " --prompt a --ids b", "--prompt"},
+        {"generate " DEMO " --prompt ''", "empty"},
+        {"generate " DEMO " --prompt a --spec magic", "--spec"},
+        {"generate " DEMO " --prompt a --spec fixed:8", "--spec"},
+        {"generate " DEMO " --prompt a --top-p 2", "--top-p"},
+        {"generate " DEMO " --prompt a --what", "--what"},
         {"generate tests/golden/model-random --prompt a", "tokenizer.json"},
         {"inspect tests/golden/ops", "model.safetensors"},
     };
@@ -125,10 +126,10 @@ static void test_eval_says_no(void **state)
 {
     (void)state;
     char out[8192];
-    int status = run(out, sizeof(out), "eval deploy/demo --golden tests/golden/model-random");
+    int status = run(out, sizeof(out), "eval " DEMO " --golden tests/golden/model-random");
     assert_int_equal(status, 1);
     assert_non_null(strstr(out, "\"ok\": false"));
-    assert_int_equal(run(out, sizeof(out), "inspect deploy/demo | tail -7"), 0);
+    assert_int_equal(run(out, sizeof(out), "inspect " DEMO " | tail -7"), 0);
     assert_non_null(strstr(out, "quantization: bf16, 4.6 M parameters"));
 }
 

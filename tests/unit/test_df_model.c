@@ -34,7 +34,7 @@ static struct df_model_options options(void)
     const char *root = getenv("TANDEM_SOURCE_ROOT");
     assert_non_null(root);
     snprintf(directory, sizeof directory, "%s/deploy/demo-drafter", root);
-    snprintf(target, sizeof target, "%s/deploy/demo", root);
+    snprintf(target, sizeof target, "%s/tests/golden/tiny-glm", root);
     return (struct df_model_options){.directory = directory,
                                      .target = target,
                                      .sequences_max = 48,

@@ -244,7 +244,7 @@ static int rig_open(void **state)
     static char directory[1024];
     (void)state;
     const char *root = getenv("TANDEM_SOURCE_ROOT");
-    snprintf(directory, sizeof directory, "%s/deploy/demo", root ? root : ".");
+    snprintf(directory, sizeof directory, "%s/tests/golden/tiny-glm", root ? root : ".");
     rng_init(&rig.rng, 3);
     rig.loop = loop_create();
     rig.waker = loop_waker_create(rig.loop, on_news, NULL);

@@ -8,7 +8,11 @@
 static const char usage[] =
     "usage: tandem-model COMMAND DIR [options]\n"
     "\n"
-    "  inspect DIR                what the checkpoint holds: formats, tensors, fingerprint\n"
+    "  inspect DIR|FILE           what the checkpoint holds: formats, tensors, fingerprint\n"
+    "  manifest DIR               write tandem-manifest.json: hashes of tensors and files\n"
+    "  verify DIR                 compare with the manifest; names what differs\n"
+    "  archive DIR DEST           copy with manifest and checks; goes on where it was\n"
+    "      [--drafter DIR] [--threads N]\n"
     "  eval DIR --golden DIR      compare with golden vectors; one JSON line per case\n"
     "      [--numerics exact|fast] [--slice-rows N] [--slice-layers N] [--threads N]\n"
     "  compare A B --texts FILE   divergence and agreement, a JSON line per text\n"
@@ -21,6 +25,9 @@ static const char usage[] =
     "  quantize IN OUT            write the checkpoint in another format; goes on where it was\n"
     "      --format exl3|nvfp4|mxfp8|fp8 [--bits K] [--layers experts|all] [--calib FILE]\n"
     "      [--calib-rows N] [--codebook mcg|mul1|3inst] [--beam B] [--seed N] [--threads N]\n"
+    "      [--shard-bytes N]\n"
+    "  synth DIR --params N       a checkpoint of random weights of a given size, for speed\n"
+    "      [--format exl3|nvfp4|mxfp8|fp8|bf16] [--bits K] [--codebook C] [--seed N]\n"
     "      [--shard-bytes N]\n";
 
 int main(int argc, char **argv)
@@ -28,11 +35,10 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         int (*run)(int argc, char **argv);
-    } commands[] = {{"compare", tool_compare},
-                    {"eval", tool_eval},
-                    {"generate", tool_generate},
-                    {"inspect", tool_inspect},
-                    {"quantize", tool_quantize}};
+    } commands[] = {
+        {"archive", tool_archive},   {"compare", tool_compare}, {"eval", tool_eval},
+        {"generate", tool_generate}, {"inspect", tool_inspect}, {"manifest", tool_manifest},
+        {"quantize", tool_quantize}, {"synth", tool_synth},     {"verify", tool_verify}};
     if (argc >= 2 && strcmp(argv[1], "--version") == 0) {
         printf("tandem-model %s\n", TANDEM_VERSION);
         return 0;

@@ -16,6 +16,7 @@
 #include "lib/model/cpu_pool.h"
 #include "lib/model/format_scan.h"
 #include "lib/model/identity.h"
+#include "lib/model/load_pass.h"
 #include "lib/model/quant.h"
 #include "lib/model/read_file.h"
 #include "lib/model/tool/args.h"
@@ -36,8 +37,7 @@ struct run {
     struct writer *writer;
     struct quantize_plan plan;
     struct quantize_journal journal;
-    struct cpu_pool *pool;
-    struct op_ctx ctx;
+    struct tool_threads pool;
     uint32_t threads;
     struct model *model; /* with calibration */
     struct tokenizer *tokenizer;
@@ -106,7 +106,7 @@ static enum err quantise_one(struct run *r, struct quantize_linear *l,
     char title[64];
     uint8_t *bytes = mem_take(l->bytes);
     r->weights_here = (uint64_t)l->source.in * l->source.out;
-    enum err e = quantize_encode(l, &r->options, h, group_seed(r, l), &r->ctx, show, r, bytes,
+    enum err e = quantize_encode(l, &r->options, h, group_seed(r, l), &r->pool.ctx, show, r, bytes,
                                  &l->result, detail);
     l->result.rows = rows;
     if (e == ERR_OK)
@@ -142,7 +142,7 @@ static enum err quantise_group(struct run *r, uint32_t first, uint32_t end,
     if (!open)
         return ERR_OK;
     if (r->calib != NULL && l->layer < model_config(r->model)->layers)
-        h = calib_hessian(r->calib, l->which, l->expert, group_seed(r, l), &r->ctx, &rows);
+        h = calib_hessian(r->calib, l->which, l->expert, group_seed(r, l), &r->pool.ctx, &rows);
     if (h != NULL && !quant_hessian_usable(h))
         rows = 0;
     for (uint32_t i = first; i < end && e == ERR_OK; i++)
@@ -200,29 +200,10 @@ static enum err start_calibration(struct run *r, struct err_detail *detail)
     return calib_create(r->model, &r->texts, &r->calib, detail);
 }
 
-static void start_threads(struct run *r)
+static void hashed(void *arg, uint64_t done, uint64_t total)
 {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    if (r->threads == 0)
-        r->threads = cores > 0 ? (uint32_t)cores : 1;
-    if (r->threads > CPU_POOL_THREADS_MAX)
-        r->threads = CPU_POOL_THREADS_MAX;
-    if (r->threads < 2)
-        return;
-    r->pool = cpu_pool_create(r->threads);
-    r->ctx.run = cpu_pool_run;
-    r->ctx.pool = r->pool;
-}
-
-struct hashing {
-    uint64_t done, total;
-};
-
-static void hashed(void *arg, uint64_t bytes)
-{
-    struct hashing *h = arg;
-    h->done += bytes;
-    tool_progress("hashing the input", h->done < h->total ? h->done : h->total, h->total);
+    (void)arg;
+    tool_progress("hashing the input", done, total);
 }
 
 static enum err fingerprint(struct run *r, struct hash128 *ret, struct err_detail *detail)
@@ -242,9 +223,10 @@ static enum err fingerprint(struct run *r, struct hash128 *ret, struct err_detai
                                        .tokenizer_bytes = tokenizer_bytes,
                                        .chat_template = chat,
                                        .chat_template_bytes = chat_bytes};
-        struct hashing h = {0, safetensors_file_bytes(r->set)};
-        *ret = identity_fingerprint(r->set, &texts, hashed, &h);
-        e = ERR_OK;
+        struct hash128 *hashes = mem_take_array(safetensors_count(r->set) + 1u, sizeof(*hashes));
+        e = load_pass(r->set, NULL, &r->pool.ctx, hashed, NULL, hashes, detail);
+        *ret = identity_fingerprint(r->set, &texts, hashes);
+        mem_give(hashes);
     }
     free(config);
     free(tokenizer);
@@ -311,6 +293,7 @@ static enum err run_all(struct run *r, struct err_detail *detail)
     bool resumed = false;
     uint64_t left = 0;
     uint32_t done = 0;
+    tool_threads_start(&r->pool, r->threads);
     TRY(prepare(r, &resumed, detail));
     for (uint32_t i = 0; i < r->plan.count; i++) {
         const struct quantize_linear *l = &r->plan.linears[i];
@@ -319,7 +302,6 @@ static enum err run_all(struct run *r, struct err_detail *detail)
     }
     if (resumed)
         fprintf(stderr, "going on: %u of %u linears are done\n", done, r->plan.count);
-    start_threads(r);
     if (r->options.calib != NULL)
         TRY(start_calibration(r, detail));
     tool_eta_start(&r->eta, "quantising", left, "weights");
@@ -341,7 +323,7 @@ static void end(struct run *r)
         texts_fini(&r->texts);
     tokenizer_destroy(&r->tokenizer);
     model_destroy(&r->model);
-    cpu_pool_destroy(&r->pool);
+    tool_threads_end(&r->pool);
     quantize_journal_close(&r->journal);
     if (r->plan.count > 0)
         quantize_plan_fini(&r->plan);
@@ -349,8 +331,8 @@ static void end(struct run *r)
     safetensors_close(&r->set);
 }
 
-static enum err read_format(const char *format, const char *bits, const char *codebook,
-                            struct quantize_options *o, struct err_detail *detail)
+enum err quantize_read_format(const char *format, const char *bits, const char *codebook,
+                              struct quantize_options *o, struct err_detail *detail)
 {
     static const uint32_t usual[] = {4, 4, 8, 8};
     uint64_t value = 0;
@@ -391,7 +373,7 @@ static enum err read_arguments(int argc, char **argv, struct run *r, struct err_
     o->calib_rows = 16384;
     o->shard_bytes = WRITER_SHARD_BYTES;
     TRY(tool_args_places(argc, argv, table, ARRAY_COUNT(table), names, places, 2, detail));
-    TRY(read_format(format, bits, codebook, o, detail));
+    TRY(quantize_read_format(format, bits, codebook, o, detail));
     if (layers != NULL && strcmp(layers, "experts") != 0 && strcmp(layers, "all") != 0)
         return err_set(detail, ERR_INVALID, "--layers: experts or all, not \"%s\"", layers);
     TRY(tool_u64("beam", beam, 0, QUANT_BEAM_MAX, &beam_value, detail));

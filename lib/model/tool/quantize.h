@@ -37,6 +37,9 @@ struct quantize_options {
 
 const char *quantize_format_name(enum quantize_format format);
 /* "exl3-mcg 4.00 bpw". */
+MUST_USE enum err quantize_read_format(const char *format, const char *bits, const char *codebook,
+                                       struct quantize_options *ret_options,
+                                       struct err_detail *detail);
 void quantize_title(const struct quantize_options *o, char *ret_text, size_t bytes);
 
 #define QUANTIZE_PARTS_MAX 4
@@ -79,6 +82,9 @@ struct quantize_plan {
     uint64_t weights; /* to quantise */
 };
 
+/* The stored tensors of l->source's sizes; l has none yet. */
+MUST_USE enum err quantize_parts(struct quantize_linear *l, const struct quantize_options *options,
+                                 struct err_detail *detail);
 MUST_USE enum err quantize_plan_make(const struct safetensors *set,
                                      const struct quantize_options *options, struct writer *writer,
                                      struct quantize_plan *ret_plan, struct err_detail *detail);
@@ -108,6 +114,9 @@ MUST_USE enum err quantize_journal_add(struct quantize_journal *j, const struct 
                                        const struct hash128 *bytes, struct err_detail *detail);
 void quantize_journal_close(struct quantize_journal *j);
 
+/* The value of config.json's quantization_config. */
+void quantize_config_entry(struct str *out, const struct quantize_options *options,
+                           uint64_t calib_tokens);
 /* config.json with its quantization entry, the other files beside the weights, the report. */
 MUST_USE enum err quantize_write_files(const struct quantize_options *options,
                                        const struct quantize_plan *plan, uint64_t calib_tokens,

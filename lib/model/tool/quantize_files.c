@@ -37,7 +37,7 @@ static void add_exl3(struct str *s, const struct quantize_options *o, uint64_t c
                    o->all ? "linears" : "glm53_routed_experts_only");
 }
 
-static void add_entry(struct str *s, const struct quantize_options *o, uint64_t calib_tokens)
+void quantize_config_entry(struct str *s, const struct quantize_options *o, uint64_t calib_tokens)
 {
     const char *left = o->all ? LEFT_OUT_ALL : LEFT_OUT_EXPERTS;
     switch (o->format) {
@@ -91,7 +91,7 @@ static enum err write_config(const struct quantize_options *o, uint64_t calib_to
             str_add_text(&s, ",");
         }
         str_add_text(&s, "\n \"quantization_config\": ");
-        add_entry(&s, o, calib_tokens);
+        quantize_config_entry(&s, o, calib_tokens);
         str_add_text(&s, "\n}\n");
         e = writer_file(o->out, "config.json", s.text, s.bytes, detail);
         str_fini(&s);

@@ -89,8 +89,8 @@ static void add_part(struct quantize_linear *l, const char *suffix, enum safeten
     l->bytes += p->bytes;
 }
 
-static enum err fill_parts(struct quantize_linear *l, const struct quantize_options *o,
-                           struct err_detail *detail)
+enum err quantize_parts(struct quantize_linear *l, const struct quantize_options *o,
+                        struct err_detail *detail)
 {
     uint64_t in = l->source.in, out = l->source.out;
     uint64_t in_p = op_exl3_padded(l->source.in), out_p = op_exl3_padded(l->source.out);
@@ -151,7 +151,7 @@ static bool take_linear(void *arg, const struct format_linear *f)
     l.prefix = arena_strndup(&p->arena, f->prefix, strlen(f->prefix));
     l.source = f->weight;
     CHECK(l.prefix != NULL);
-    m->err = fill_parts(&l, m->options, m->detail);
+    m->err = quantize_parts(&l, m->options, m->detail);
     if (m->err != ERR_OK)
         return false;
     if (p->count == m->capacity) {

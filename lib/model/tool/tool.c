@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "lib/base/clock.h"
+#include "lib/model/cpu_pool.h"
 
 int tool_fail(const struct err_detail *detail)
 {
@@ -25,6 +26,26 @@ void tool_progress(const char *what, uint64_t done, uint64_t total)
     fprintf(stderr, "\r%s %3d %%%s", what, (int)((double)done * 100 / (double)total),
             done >= total ? "\r\033[K" : "");
     fflush(stderr);
+}
+
+void tool_threads_start(struct tool_threads *t, uint32_t count)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    if (count == 0)
+        count = cores > 0 ? (uint32_t)cores : 1;
+    if (count > CPU_POOL_THREADS_MAX)
+        count = CPU_POOL_THREADS_MAX;
+    *t = (struct tool_threads){.pool = NULL};
+    if (count < 2)
+        return;
+    t->pool = cpu_pool_create(count);
+    t->ctx = (struct op_ctx){cpu_pool_run, t->pool};
+}
+
+void tool_threads_end(struct tool_threads *t)
+{
+    cpu_pool_destroy(&t->pool);
+    t->ctx = (struct op_ctx){NULL, NULL};
 }
 
 #define TERMINAL_US 200000u
