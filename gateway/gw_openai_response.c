@@ -79,6 +79,15 @@ static void note_chat(struct gw_answer *a, struct gw_choice *c, const struct msg
     str_add_text(out, "]}");
 }
 
+static void add_top(struct gw_answer *a, struct gw_choice *c, uint32_t id, double value, bool comma)
+{
+    if (comma)
+        str_add_char(&c->lp_top, ',');
+    write_token(a, id, false, &c->lp_top, NULL);
+    str_add_char(&c->lp_top, ':');
+    json_write_f64(&c->lp_top, value);
+}
+
 static void note_plain(struct gw_answer *a, struct gw_choice *c, const struct msg_tokens *t,
                        uint32_t i, uint32_t id)
 {
@@ -95,14 +104,15 @@ static void note_plain(struct gw_answer *a, struct gw_choice *c, const struct ms
         return;
     }
     str_add_char(&c->lp_top, '{');
-    for (uint32_t k = 0; k < t->top_count && k < a->request->top_logprobs; k++) {
+    bool chosen = false;
+    uint32_t k = 0;
+    for (; k < t->top_count && k < a->request->top_logprobs; k++) {
         size_t at = (size_t)i * t->top_count + k;
-        if (k)
-            str_add_char(&c->lp_top, ',');
-        write_token(a, t->top_ids[at], false, &c->lp_top, NULL);
-        str_add_char(&c->lp_top, ':');
-        json_write_f64(&c->lp_top, t->top_logprobs[at]);
+        add_top(a, c, t->top_ids[at], t->top_logprobs[at], k > 0);
+        chosen |= t->top_ids[at] == id;
     }
+    if (!chosen) /* one more than asked for, as OpenAI has it */
+        add_top(a, c, id, t->logprob[i], k > 0);
     str_add_char(&c->lp_top, '}');
 }
 

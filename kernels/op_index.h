@@ -27,6 +27,12 @@ struct op_index_pool_args {
     uint32_t seq_count, rows, dim, kpool, ring_rows;
 };
 
+/* q [rows, heads, dim] in place, as op_kv_row.h says: before scores against fp8 keys. */
+struct op_index_rotate_args {
+    float *q;
+    uint32_t rows, heads, dim;
+};
+
 /* score[r, p] = sum_h w[r, h] / sqrt(heads) * relu(q[r, h] . P_p / sqrt(dim)) for every pool that
  * the row may see.  Rows whose pools are all selected anyway (pools <= pools_kept) are skipped. */
 struct op_index_score_args {
@@ -55,6 +61,8 @@ struct op_index_select_args {
 };
 
 MUST_USE enum err op_index_pool_ref(const struct op_index_pool_args *a, const struct op_ctx *ctx);
+MUST_USE enum err op_index_rotate_ref(const struct op_index_rotate_args *a,
+                                      const struct op_ctx *ctx);
 MUST_USE enum err op_index_score_ref(const struct op_index_score_args *a, const struct op_ctx *ctx);
 MUST_USE enum err op_index_select_ref(const struct op_index_select_args *a,
                                       const struct op_ctx *ctx);

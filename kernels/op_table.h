@@ -41,6 +41,7 @@
     X(mla_attend)                                                                                  \
     X(mla_value)                                                                                   \
     X(index_pool)                                                                                  \
+    X(index_rotate)                                                                                \
     X(index_score)                                                                                 \
     X(index_select)
 

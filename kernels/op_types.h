@@ -11,6 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "lib/base/kv_row.h"
+
 enum op_dtype { OP_F32, OP_BF16, OP_F16 };
 
 struct op_quantised; /* kernels/op_format.h */
@@ -49,18 +51,20 @@ struct op_seq {
 };
 
 /* Paged rows of one layer: row p of a sequence lies at
- * base + blocks[p / rows_per_block] * block_stride + (p % rows_per_block) * row floats. */
+ * base + blocks[p / rows_per_block] * block_stride + (p % rows_per_block) * bytes of a row.
+ * Rows of f32 are aligned to their elements. */
 struct op_pages {
     uint8_t *base;
     uint64_t block_stride;
     uint32_t rows_per_block;
+    enum kv_row type;
 };
 
-static inline float *op_page_row(const struct op_pages *pages, const uint32_t *blocks, uint32_t row,
-                                 uint32_t row_floats)
+static inline uint8_t *op_page_row(const struct op_pages *pages, const uint32_t *blocks,
+                                   uint32_t row, uint32_t dim)
 {
     uint8_t *block = pages->base + blocks[row / pages->rows_per_block] * pages->block_stride;
-    return (float *)(void *)block + (uint64_t)(row % pages->rows_per_block) * row_floats;
+    return block + (row % pages->rows_per_block) * kv_row_bytes(pages->type, dim);
 }
 
 /* A launch context.  On the cpu device `run` splits [0, items) over threads and returns when all

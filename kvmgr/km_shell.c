@@ -63,9 +63,15 @@ static void message_send(struct km_shell *s, const struct km_peer *to, const str
         s->unsent++;
 }
 
-static enum kv_dtype dtype_of(const char *name)
+/* The index rows are stored as the latents unless a type is named. */
+static enum kv_dtype dtype_of(const char *name, const char *otherwise)
 {
-    CHECK(name[0] == '\0' || strcmp(name, "f32") == 0); /* main has refused all others */
+    const char *type = name[0] != '\0' ? name : otherwise;
+    if (strcmp(type, "bf16") == 0)
+        return KV_BF16;
+    if (strcmp(type, "fp8") == 0)
+        return KV_FP8;
+    CHECK(strcmp(type, "f32") == 0); /* main has refused all others */
     return KV_F32;
 }
 
@@ -91,8 +97,8 @@ static struct km_arena_options arena_options(const struct km_shell *s,
                      .index_dim = want->index_dim,
                      .index_kpool = want->index_kpool,
                      .block_tokens = s->params->block_tokens,
-                     .kv_dtype = dtype_of(s->params->kv_dtype),
-                     .index_dtype = dtype_of(s->params->index_dtype),
+                     .kv_dtype = dtype_of(s->params->kv_dtype, ""),
+                     .index_dtype = dtype_of(s->params->index_dtype, s->params->kv_dtype),
                      .rank = want->rank,
                      .ranks = want->ranks,
                      .interleave = s->params->block_tokens / want->ranks,
@@ -333,8 +339,8 @@ static enum err serve(struct km_shell *s, uint32_t redis_epoch, struct err_detai
         .incarnation = s->incarnation,
         .key = s->key,
         .block_tokens = s->params->block_tokens,
-        .kv_dtype = dtype_of(s->params->kv_dtype),
-        .index_dtype = dtype_of(s->params->index_dtype),
+        .kv_dtype = dtype_of(s->params->kv_dtype, ""),
+        .index_dtype = dtype_of(s->params->index_dtype, s->params->kv_dtype),
         .slots_spare = s->params->slots_spare,
         .snapshot_every = (s->params->snapshot_every + s->params->block_tokens - 1) /
                           s->params->block_tokens * s->params->block_tokens,

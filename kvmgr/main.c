@@ -26,9 +26,10 @@ static const struct param km_param_table[] = {
 
 static void dtype_check(struct str *faults, const char *name, const char *value, bool may_be_empty)
 {
-    if (strcmp(value, "f32") == 0 || (may_be_empty && value[0] == '\0'))
+    if (strcmp(value, "f32") == 0 || strcmp(value, "bf16") == 0 || strcmp(value, "fp8") == 0 ||
+        (may_be_empty && value[0] == '\0'))
         return;
-    str_add_format(faults, "%s: %.16s: this build stores f32 only\n", name, value);
+    str_add_format(faults, "%s: %.16s: one of f32, bf16, fp8\n", name, value);
 }
 
 /* What single rows of the table cannot say. */

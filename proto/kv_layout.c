@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "lib/base/check.h"
+#include "lib/base/kv_row.h"
 
 #define ROW_ALIGN        64u /* a layer's rows and the index rows start on a cache line */
 #define DIM_MAX          65536u
@@ -67,18 +68,12 @@ static uint64_t round_up(uint64_t value, uint64_t unit)
     return (value + unit - 1) / unit * unit;
 }
 
+STATIC_CHECK(KV_BF16 - KV_F32 == KV_ROW_BF16 && KV_FP8 - KV_F32 == KV_ROW_FP8);
+
 static uint64_t row_bytes(uint32_t dtype, uint32_t dim)
 {
-    switch (dtype) {
-    case KV_F32:
-        return 4ull * dim;
-    case KV_BF16:
-        return 2ull * dim;
-    case KV_FP8:
-        return dim + 4ull * ((dim + 127ull) / 128);
-    default:
-        CHECK(false);
-    }
+    CHECK(dtype >= KV_F32 && dtype <= KV_FP8);
+    return kv_row_bytes((enum kv_row)(dtype - KV_F32), dim);
 }
 
 uint64_t kv_latent_row_bytes(uint32_t dtype, uint32_t dim)

@@ -40,7 +40,7 @@ struct kv_layout {
     struct hash128 layout_fp;
 };
 
-/* Row sizes in bytes for a dtype: f32 4*dim, bf16 2*dim, fp8 dim + 4*ceil(dim/128). */
+/* Row sizes in bytes for a dtype, as lib/base/kv_row.h says. */
 uint64_t kv_latent_row_bytes(uint32_t dtype, uint32_t dim);
 uint64_t kv_index_row_bytes(uint32_t dtype, uint32_t dim);
 

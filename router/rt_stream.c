@@ -72,8 +72,10 @@ static void slice(const struct msg_tokens *t, uint32_t skip, struct msg_tokens *
     ret_t->ids = ret_t->count > 0 ? t->ids + skip : NULL;
     if (t->logprobs && ret_t->count > 0) {
         ret_t->logprob = t->logprob + skip;
-        ret_t->top_ids = t->top_ids + (size_t)skip * t->top_count;
-        ret_t->top_logprobs = t->top_logprobs + (size_t)skip * t->top_count;
+        if (t->top_count > 0) { /* else there are no lists to step in */
+            ret_t->top_ids = t->top_ids + (size_t)skip * t->top_count;
+            ret_t->top_logprobs = t->top_logprobs + (size_t)skip * t->top_count;
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/hash.h"
 #include "lib/base/mem.h"
+#include "lib/model/config.h"
 #include "lib/model/model.h"
 #include "lib/model/sampler.h"
 #include "worker/wk_exec.h"
@@ -15,14 +16,20 @@
 #define CANARY_TOKENS (WK_CANARY_PROMPT + WK_CANARY_OUTPUT)
 
 /* One block that holds the whole canary. */
-static struct model_kv cache_take(const struct model_info *info)
+static struct model_kv cache_take(const struct model_info *info, enum kv_row kv_type,
+                                  enum kv_row index_type)
 {
     uint32_t kpool = info->index_kpool > 0 ? info->index_kpool : 1;
     uint32_t tokens = (CANARY_TOKENS + kpool - 1) / kpool * kpool;
-    struct model_kv kv = {.block_tokens = tokens, .block_count = 1, .slot_count = 1};
-    uint64_t latents = (uint64_t)tokens * info->latent_dim * sizeof(float);
-    kv.index_offset = latents;
-    kv.layer_stride = latents + (uint64_t)(tokens / kpool) * info->index_dim * sizeof(float);
+    struct model_kv kv = {.block_tokens = tokens,
+                          .block_count = 1,
+                          .slot_count = 1,
+                          .kv_type = kv_type,
+                          .index_type = index_type};
+    uint64_t latents = tokens * kv_row_bytes(kv_type, info->latent_dim);
+    uint64_t pools = tokens / kpool * kv_row_bytes(index_type, info->index_dim);
+    kv.index_offset = (latents + 3) / 4 * 4;
+    kv.layer_stride = (kv.index_offset + pools + 3) / 4 * 4;
     kv.block_stride = kv.layer_stride * (info->dsa_layers > 0 ? info->dsa_layers : 1);
     kv.slot_stride = info->state_bytes;
     kv.blocks = mem_take(kv.block_stride);
@@ -56,33 +63,49 @@ static const float *forward(struct model_cursor *cursor, const struct model_kv *
     return model_finish(cursor);
 }
 
-void wk_canary_run(const struct wk_canary *c, struct wk_loaded *ret_loaded)
+static void run(const struct wk_canary *c, enum kv_row kv_type, enum kv_row index_type,
+                struct wk_loaded *loaded)
 {
-    const struct model_info *info = ret_loaded->info;
-    CHECK(info != NULL && c->rows_max > 0);
-    CHECK(ret_loaded->context_max >= CANARY_TOKENS);
-    struct model_kv kv = cache_take(info);
-    for (uint32_t i = 0; i < WK_CANARY_PROMPT; i++)
-        ret_loaded->canary_ids[i] = (i + 1) % info->vocab_size;
+    struct model_kv kv = cache_take(loaded->info, kv_type, index_type);
+    uint32_t *output = loaded->canary_output[kv_type][index_type];
     uint64_t begun = clock_mono_us();
     const float *logits = NULL;
     for (uint32_t at = 0; at < WK_CANARY_PROMPT;) {
         uint32_t left = WK_CANARY_PROMPT - at;
         uint32_t rows = left < c->rows_max ? left : c->rows_max;
-        logits = forward(c->prefill, &kv, ret_loaded->canary_ids + at, at, rows);
+        logits = forward(c->prefill, &kv, loaded->canary_ids + at, at, rows);
         at += rows;
     }
     uint64_t half = clock_mono_us();
     for (uint32_t i = 0; i < WK_CANARY_OUTPUT; i++) {
-        uint32_t *id = &ret_loaded->canary_output[i];
-        *id = greedy(c, logits, WK_CANARY_PROMPT + i);
+        output[i] = greedy(c, logits, WK_CANARY_PROMPT + i);
         if (i + 1 < WK_CANARY_OUTPUT)
-            logits = forward(c->decode, &kv, id, WK_CANARY_PROMPT + i, 1);
+            logits = forward(c->decode, &kv, &output[i], WK_CANARY_PROMPT + i, 1);
     }
-    ret_loaded->prefill_us_per_row = (double)(half - begun + 1) / WK_CANARY_PROMPT;
-    ret_loaded->decode_us_per_step = (double)(clock_mono_us() - half + 1) / WK_CANARY_OUTPUT;
+    loaded->prefill_us_per_row = (double)(half - begun + 1) / WK_CANARY_PROMPT;
+    loaded->decode_us_per_step = (double)(clock_mono_us() - half + 1) / WK_CANARY_OUTPUT;
     mem_give(kv.blocks);
     mem_give(kv.slots);
+}
+
+void wk_canary_run(const struct wk_canary *c, struct wk_loaded *ret_loaded)
+{
+    const struct model_info *info = ret_loaded->info;
+    const struct model_config *config = model_config(c->model);
+    CHECK(info != NULL && c->rows_max > 0);
+    CHECK(ret_loaded->context_max >= CANARY_TOKENS);
+    for (uint32_t i = 0; i < WK_CANARY_PROMPT; i++)
+        ret_loaded->canary_ids[i] = (i + 1) % info->vocab_size;
+    /* Where every position is selected anyway, the index rows have no say. */
+    bool all = CANARY_TOKENS <= config->index_topk;
+    for (uint32_t kv = KV_ROW_F32; kv < KV_ROW_COUNT; kv++)
+        for (uint32_t index = KV_ROW_F32; index < KV_ROW_COUNT; index++)
+            if (all && index != KV_ROW_F32)
+                memcpy(ret_loaded->canary_output[kv][index],
+                       ret_loaded->canary_output[kv][KV_ROW_F32],
+                       sizeof(ret_loaded->canary_output[kv][index]));
+            else
+                run(c, (enum kv_row)kv, (enum kv_row)index, ret_loaded);
 }
 
 uint64_t wk_canary_hash(const uint32_t *ids, uint32_t count)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* worker/wk_canary.h - greedy ids of a fixed prompt, computed at load in a cache of its own.
+/* worker/wk_canary.h - greedy ids of a fixed prompt, computed at load in caches of its own, one for
+ * each way that the arena may store rows.
  *
  * Device thread.  What the router later asks of the running worker must give the same ids.  The
  * times taken on the way start the cost fit. */

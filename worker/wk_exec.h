@@ -37,7 +37,8 @@ struct wk_loaded {
     const struct model_info *info;
     uint32_t context_max;
     uint32_t canary_ids[WK_CANARY_PROMPT];
-    uint32_t canary_output[WK_CANARY_OUTPUT];
+    /* by the types of the latent and of the index rows */
+    uint32_t canary_output[KV_ROW_COUNT][KV_ROW_COUNT][WK_CANARY_OUTPUT];
     double prefill_us_per_row, decode_us_per_step; /* of the canary */
     uint64_t load_us;
 };

@@ -275,12 +275,18 @@ static void on_loaded(struct wk_shell *s)
     loop_timer_stop(s->progress);
     /* One line of its own shape: what the tensors say, never what a path says. */
     fprintf(stderr, "quantization: %s, %.1f GiB, fp %.8s\n", info->quantization,
-            (double)s->load_bytes / (1u << 30), fp);
+            (double)info->weight_bytes / (1u << 30), fp);
+    for (const char *p = info->warnings; *p != 0;) {
+        int n = (int)strcspn(p, "\n");
+        log_warn(WORKER, "model is not what is said", "warning=\"%.*s\"", n, p);
+        p += n + (p[n] == '\n');
+    }
     log_info(WORKER, "model loaded",
              "seconds=%.1f layers=%u vocab=%u context_max=%u prefill_us_per_row=%.0f "
              "decode_us=%.0f model_fp=%s",
              (double)l->load_us / 1e6, info->layer_count, info->vocab_size, l->context_max,
              l->prefill_us_per_row, l->decode_us_per_step, fp);
+    log_info(WORKER, "kernels", "variants=\"%s\" threads=%u", info->kernels, info->threads);
     wk_shell_kv_beat(s);
     wk_shell_publish(s, true);
 }

@@ -84,9 +84,6 @@ static enum err layout_agree(const struct wk_shell *s, const struct msg_kv_attac
 static enum err arena_map(const struct wk_shell *s, const struct msg_kv_attach_reply *r,
                           struct wk_mapping *ret_mapping, struct err_detail *detail)
 {
-    if (r->kv_dtype != KV_F32 || r->index_dtype != KV_F32)
-        return err_set(detail, ERR_UNSUPPORTED, "kv_dtype: %u, index_dtype: %u: only f32",
-                       r->kv_dtype, r->index_dtype);
     if (s->core != NULL && r->block_tokens != s->core_options.shape.block_tokens)
         return err_set(detail, ERR_UNSUPPORTED, "block_tokens: %u now, %u before", r->block_tokens,
                        s->core_options.shape.block_tokens);
@@ -141,6 +138,8 @@ static struct model_kv model_kv_of(const struct wk_mapping *m)
         .slots = m->base + l->slots_at,
         .slot_stride = l->slot_bytes,
         .slot_count = l->slot_count,
+        .kv_type = (enum kv_row)(l->geometry.kv_dtype - KV_F32),
+        .index_type = (enum kv_row)(l->geometry.index_dtype - KV_F32),
     };
 }
 

@@ -46,7 +46,10 @@ static void info_fill(struct wk_shell *s, struct msg_worker_info *w)
         w->canary_count = WK_CANARY_PROMPT;
         w->canary_ids = l->canary_ids;
         w->canary_output_count = WK_CANARY_OUTPUT;
-        w->canary_hash = wk_canary_hash(l->canary_output, WK_CANARY_OUTPUT);
+        const struct kv_geometry *g = &s->kv.mapping.layout.geometry;
+        uint32_t kv = g->kv_dtype > KV_F32 ? g->kv_dtype - KV_F32 : 0; /* 0: no arena yet */
+        uint32_t index = g->index_dtype > KV_F32 ? g->index_dtype - KV_F32 : 0;
+        w->canary_hash = wk_canary_hash(l->canary_output[kv][index], WK_CANARY_OUTPUT);
     }
     if (s->core != NULL)
         wk_core_info(s->core, loop_now_us(s->loop), w);
@@ -58,7 +61,7 @@ static void info_fill(struct wk_shell *s, struct msg_worker_info *w)
     w->incarnation = s->incarnation;
     w->numerics = p->numerics;
     w->step_age_us = s->busy ? loop_now_us(s->loop) - s->run_us : 0;
-    w->warnings = "";
+    w->warnings = s->loaded ? wk_exec_loaded(s->exec)->info->warnings : "";
     if (w->blocks_free > w->blocks_total)
         w->blocks_free = w->blocks_total;
 }

@@ -130,8 +130,8 @@ VF_INLINE void dot_rows(const float *const *x, const float *const *w, uint32_t n
     for (uint32_t i = DOT_BLOCK; i < n; i += DOT_BLOCK) {
         const float *xs[VF_ROWS], *ws[DOT_OUTS];
         vf4 sums[VF_ROWS];
-        for (uint32_t r = 0; r < rows; r++)
-            xs[r] = x[r] + i;
+        for (uint32_t r = 0; r < VF_ROWS; r++) /* those beyond `rows` repeat the first */
+            xs[r] = x[r < rows ? r : 0] + i;
         for (uint32_t o = 0; o < DOT_OUTS; o++)
             ws[o] = w[o] + i;
         dot_tile_rows(xs, ws, n - i < DOT_BLOCK ? n - i : DOT_BLOCK, rows, sums);

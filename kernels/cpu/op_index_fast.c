@@ -10,6 +10,7 @@
 
 #include "kernels/cpu/op_dot_tile.h"
 #include "kernels/cpu/op_fast.h"
+#include "kernels/cpu/op_kv_row_fast.h"
 #include "lib/base/check.h"
 
 #define POOLS 512 /* of one item; a multiple of DOT_OUTS */
@@ -58,9 +59,11 @@ static void score_items(const void *arg, uint32_t begin, uint32_t end)
         double *out = a->score + index * a->score_stride;
         for (uint32_t p = first; p < last; p += DOT_OUTS) {
             const float *keys[DOT_OUTS];
+            _Alignas(64) float tile[DOT_OUTS][OP_INDEX_DIM_MAX];
             uint32_t some = last - p < DOT_OUTS ? last - p : DOT_OUTS;
             for (uint32_t k = 0; k < DOT_OUTS; k++)
-                keys[k] = op_page_row(&a->pages, seq->blocks, p + (k < some ? k : 0), a->dim);
+                keys[k] =
+                    k < some ? kv_row_at(&a->pages, seq->blocks, p + k, a->dim, tile[k]) : keys[0];
             vf4 score = score_pools(a, keys, a->q + (uint64_t)row * a->heads * a->dim,
                                     a->w + (uint64_t)row * a->heads);
             for (uint32_t k = 0; k < some; k++)
@@ -72,6 +75,7 @@ static void score_items(const void *arg, uint32_t begin, uint32_t end)
 enum err OP_FAST(index_score)(const struct op_index_score_args *a, const struct op_ctx *ctx)
 {
     CHECK(a->kpool > 1);
+    CHECK(a->dim > 0 && a->dim <= OP_INDEX_DIM_MAX);
     CHECK(a->pools_kept > 0 && a->pools_kept <= OP_POOLS_KEPT_MAX);
     uint32_t parts = (uint32_t)((a->score_stride + POOLS - 1) / POOLS);
     op_for(ctx, a->row_count * parts, (uint64_t)POOLS * a->heads * a->dim / 8, score_items, a);

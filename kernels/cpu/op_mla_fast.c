@@ -8,6 +8,7 @@
 
 #include "kernels/cpu/op_dot_tile.h"
 #include "kernels/cpu/op_fast.h"
+#include "kernels/cpu/op_kv_row_fast.h"
 #include "lib/base/check.h"
 
 #define ABSORB_VECTORS 4 /* a strip of latents */
@@ -121,20 +122,21 @@ struct attend {
     float *weight[HEADS]; /* [count], in the work space */
 };
 
-static const float *latent_row(const struct attend *t, uint32_t j)
+static const float *latent_row(const struct attend *t, uint32_t j, float *tile)
 {
-    return op_page_row(&t->a->pages, t->seq->blocks, t->selected[j], t->a->latent);
+    return kv_row_at(&t->a->pages, t->seq->blocks, t->selected[j], t->a->latent, tile);
 }
 
 /* weight[h][j] = scale * q_h . c_j */
 static void attend_scores(const struct attend *t)
 {
     uint32_t latent = t->a->latent;
+    _Alignas(64) float tile[VF_ROWS][OP_LATENT_MAX];
     for (uint32_t j = 0; j < t->count; j += VF_ROWS) {
         uint32_t some = t->count - j < VF_ROWS ? t->count - j : VF_ROWS;
         const float *c[VF_ROWS];
         for (uint32_t k = 0; k < VF_ROWS; k++)
-            c[k] = latent_row(t, j + (k < some ? k : 0));
+            c[k] = latent_row(t, j + (k < some ? k : 0), tile[k]);
         for (uint32_t h = 0; h < t->heads; h += DOT_OUTS) {
             const float *q[DOT_OUTS];
             vf4 sums[VF_ROWS];
@@ -215,12 +217,13 @@ static void values_rest(const struct attend *t, const float *const *c, uint32_t 
 static void attend_values(const struct attend *t)
 {
     uint32_t whole = t->a->latent / VALUE_COLUMNS * VALUE_COLUMNS;
+    _Alignas(64) float tile[POSITIONS][OP_LATENT_MAX];
     memset(t->o, 0, (uint64_t)t->heads * t->a->latent * sizeof(float));
     for (uint32_t first = 0; first < t->count; first += POSITIONS) {
         uint32_t last = t->count - first < POSITIONS ? t->count : first + POSITIONS;
         const float *c[POSITIONS];
         for (uint32_t j = first; j < last; j++)
-            c[j - first] = latent_row(t, j);
+            c[j - first] = latent_row(t, j, tile[j - first]);
         uint32_t h = 0;
         for (; h + DOT_OUTS <= t->heads; h += DOT_OUTS) {
             for (uint32_t column = 0; column < whole; column += VALUE_COLUMNS)

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/op_kv_row.h"
 #include "kernels/ref/op_dot.h"
 #include "lib/base/check.h"
 
@@ -32,7 +33,7 @@ static void pool_rows(const void *arg, uint32_t begin, uint32_t end)
             key[j] = index_row(a, seq, last + 1 - a->kpool + j, 0);
             gate[j] = index_row(a, seq, last + 1 - a->kpool + j, 1);
         }
-        float *pool = op_page_row(&a->pages, seq->blocks, last / a->kpool, a->dim);
+        float pool[OP_INDEX_DIM_MAX];
         for (uint32_t c = 0; c < a->dim; c++) {
             double top = -INFINITY, sum = 0, value = 0;
             for (uint32_t j = 0; j < a->kpool; j++)
@@ -44,6 +45,8 @@ static void pool_rows(const void *arg, uint32_t begin, uint32_t end)
             }
             pool[c] = (float)(value / sum);
         }
+        op_index_row_store(a->pages.type, pool, a->dim,
+                           op_page_row(&a->pages, seq->blocks, last / a->kpool, a->dim));
     }
 }
 
@@ -68,6 +71,7 @@ enum err op_index_pool_ref(const struct op_index_pool_args *a, const struct op_c
 {
     CHECK(a->kpool > 1 && a->kpool <= OP_KPOOL_MAX);
     CHECK(a->ring_rows + 1 >= a->kpool);
+    CHECK(a->dim > 0 && a->dim <= OP_INDEX_DIM_MAX);
     op_for(ctx, a->rows, (uint64_t)a->dim * 16, pool_rows, a);
     op_for(ctx, a->seq_count, a->dim, ring_seqs, a);
     return ERR_OK;
@@ -92,7 +96,8 @@ static void score_rows(const void *arg, uint32_t begin, uint32_t end)
         const float *q = a->q + (uint64_t)row * a->heads * a->dim;
         const float *w = a->w + (uint64_t)row * a->heads;
         for (uint32_t p = 0; p < pools; p++) {
-            const float *key = op_page_row(&a->pages, seq->blocks, p, a->dim);
+            float tile[OP_INDEX_DIM_MAX];
+            const float *key = op_page_load(&a->pages, seq->blocks, p, a->dim, tile);
             double sum = 0;
             for (uint32_t h = 0; h < a->heads; h++) {
                 double dot = op_dot(key, q + (uint64_t)h * a->dim, a->dim);
@@ -106,9 +111,24 @@ static void score_rows(const void *arg, uint32_t begin, uint32_t end)
 enum err op_index_score_ref(const struct op_index_score_args *a, const struct op_ctx *ctx)
 {
     CHECK(a->kpool > 1);
+    CHECK(a->dim > 0 && a->dim <= OP_INDEX_DIM_MAX);
     CHECK(a->pools_kept > 0 && a->pools_kept <= OP_POOLS_KEPT_MAX);
     uint64_t cost = a->score_stride * a->heads * a->dim / 2;
     op_for(ctx, a->row_count, cost, score_rows, a);
+    return ERR_OK;
+}
+
+static void rotate_rows(const void *arg, uint32_t begin, uint32_t end)
+{
+    const struct op_index_rotate_args *a = arg;
+    for (uint32_t i = begin; i < end; i++)
+        op_index_rotate_row(a->q + (uint64_t)i * a->dim, a->dim);
+}
+
+enum err op_index_rotate_ref(const struct op_index_rotate_args *a, const struct op_ctx *ctx)
+{
+    CHECK(a->dim > 0 && a->dim <= OP_INDEX_DIM_MAX);
+    op_for(ctx, a->rows * a->heads, (uint64_t)a->dim * 8, rotate_rows, a);
     return ERR_OK;
 }
 

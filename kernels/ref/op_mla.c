@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "kernels/op_dtype.h"
+#include "kernels/op_kv_row.h"
 #include "kernels/ref/op_dot.h"
 #include "lib/base/check.h"
 
@@ -14,9 +15,11 @@ static void latent_write_seqs(const void *arg, uint32_t begin, uint32_t end)
     for (uint32_t s = begin; s < end; s++) {
         const struct op_seq *seq = &a->seqs[s];
         for (uint32_t r = 0; r < seq->row_count; r++) {
-            float *to = op_page_row(&a->pages, seq->blocks, seq->position_start + r, a->latent_dim);
-            memcpy(to, a->latent + (uint64_t)(seq->row_begin + r) * a->latent_dim,
-                   a->latent_dim * sizeof(float));
+            uint8_t *to =
+                op_page_row(&a->pages, seq->blocks, seq->position_start + r, a->latent_dim);
+            op_latent_row_store(a->pages.type,
+                                a->latent + (uint64_t)(seq->row_begin + r) * a->latent_dim,
+                                a->latent_dim, to);
         }
     }
 }
@@ -74,9 +77,10 @@ static void attend_item(const struct op_mla_attend_args *a, uint32_t item)
     uint32_t count = a->selected_count[row];
     const float *q = a->q_abs + (uint64_t)item * a->latent;
     double *p = a->work + (uint64_t)item * a->selected_stride;
+    float tile[OP_LATENT_MAX];
     double top = -INFINITY;
     for (uint32_t j = 0; j < count; j++) {
-        const float *c = op_page_row(&a->pages, seq->blocks, selected[j], a->latent);
+        const float *c = op_page_load(&a->pages, seq->blocks, selected[j], a->latent, tile);
         p[j] = op_dot(c, q, a->latent) * a->scale;
         top = p[j] > top ? p[j] : top;
     }
@@ -88,7 +92,7 @@ static void attend_item(const struct op_mla_attend_args *a, uint32_t item)
     double out[OP_LATENT_MAX];
     memset(out, 0, a->latent * sizeof(double));
     for (uint32_t j = 0; j < count; j++) {
-        const float *c = op_page_row(&a->pages, seq->blocks, selected[j], a->latent);
+        const float *c = op_page_load(&a->pages, seq->blocks, selected[j], a->latent, tile);
         double weight = p[j] / sum;
         for (uint32_t d = 0; d < a->latent; d++)
             out[d] += weight * c[d];

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lib/model/identity.h"
 
-#include <ctype.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "lib/base/check.h"
@@ -61,43 +59,4 @@ struct hash128 identity_fingerprint_of(const struct safetensors *set,
     if (texts->chat_template != NULL)
         add_text(&h, texts->chat_template, texts->chat_template_bytes);
     return hash_xxh3_end(&h);
-}
-
-static void add_format(char *text, size_t bytes, enum safetensors_dtype dtype)
-{
-    size_t at = strlen(text);
-    const char *name = safetensors_dtype_name(dtype);
-    if (at > 0)
-        at += (size_t)snprintf(text + at, bytes - at, " + ");
-    for (; *name != 0 && at + 1 < bytes; name++)
-        text[at++] = (char)tolower((unsigned char)*name);
-    text[at] = 0;
-}
-
-void identity_quantization(const struct safetensors *set, char *ret_text, size_t bytes)
-{
-    uint64_t matrix[SAFETENSORS_DTYPE_COUNT] = {0}, all = 0;
-    CHECK(bytes >= 64);
-    for (uint32_t i = 0; i < safetensors_count(set); i++) {
-        const struct safetensors_tensor *t = safetensors_at(set, i);
-        all += t->elements;
-        if (t->dims >= 2)
-            matrix[t->dtype] += t->elements;
-    }
-    ret_text[0] = 0;
-    for (;;) {
-        uint32_t best = 0;
-        for (uint32_t d = 1; d < SAFETENSORS_DTYPE_COUNT; d++)
-            best = matrix[d] > matrix[best] ? d : best;
-        if (matrix[best] == 0 || strlen(ret_text) + 40 > bytes)
-            break;
-        add_format(ret_text, bytes, (enum safetensors_dtype)best);
-        matrix[best] = 0;
-    }
-    size_t at = strlen(ret_text);
-    double count = (double)all;
-    if (count < 1e9)
-        snprintf(ret_text + at, bytes - at, ", %.1f M parameters", count / 1e6);
-    else
-        snprintf(ret_text + at, bytes - at, ", %.1f B parameters", count / 1e9);
 }

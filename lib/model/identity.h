@@ -32,7 +32,4 @@ struct hash128 identity_fingerprint_of(const struct safetensors *set,
                                        const struct identity_texts *texts,
                                        const struct hash128 *hashes);
 
-/* "bf16, 5.3 M parameters": the formats of the matrices, the most common first. */
-void identity_quantization(const struct safetensors *set, char *ret_text, size_t bytes);
-
 #endif

@@ -14,7 +14,10 @@ static void dsa_index(struct model_cursor *c, const struct weights_dsa *w, uint3
     struct cursor_buffers *b = &c->b;
     uint32_t dim = config->index_dim, heads = config->index_heads, kpool = config->index_kpool;
     uint8_t *base = c->kv.blocks + m->dsa_number[layer] * c->kv.layer_stride + c->kv.index_offset;
-    struct op_pages pages = {base, c->kv.block_stride, c->kv.block_tokens / kpool};
+    struct op_pages pages = {.base = base,
+                             .block_stride = c->kv.block_stride,
+                             .rows_per_block = c->kv.block_tokens / kpool,
+                             .type = c->kv.index_type};
 
     cursor_linear(c, &w->index_q, b->c_q, config->q_rank, b->index_q, heads * dim);
     cursor_linear(c, &w->index_k, b->x, config->hidden, b->index_key, dim);
@@ -27,6 +30,8 @@ static void dsa_index(struct model_cursor *c, const struct weights_dsa *w, uint3
         .gate = b->index_gate, .ape = w->index_ape, .pages = pages,
         .ring_offset = m->state[layer].ring, .seq_count = c->seq_count, .rows = c->row_count,
         .dim = dim, .kpool = kpool, .ring_rows = m->index_ring_rows);
+    if (pages.type == KV_ROW_FP8)
+        RUN(c, index_rotate, .q = b->index_q, .rows = c->row_count, .heads = heads, .dim = dim);
     for (uint32_t row = 0; row < c->row_count; row += b->score_rows) {
         uint32_t left = c->row_count - row, count = left < b->score_rows ? left : b->score_rows;
         RUN(c, index_score, .seqs = c->seqs, .seq_of = c->seq_of, .q = b->index_q, .w = b->index_w,
@@ -64,8 +69,10 @@ void layer_dsa(struct model_cursor *c, uint32_t layer)
     const struct weights_dsa *w = &m->weights->layers[layer].dsa;
     struct cursor_buffers *b = &c->b;
     uint32_t heads = config->heads, rank = config->kv_rank;
-    struct op_pages pages = {c->kv.blocks + m->dsa_number[layer] * c->kv.layer_stride,
-                             c->kv.block_stride, c->kv.block_tokens};
+    struct op_pages pages = {.base = c->kv.blocks + m->dsa_number[layer] * c->kv.layer_stride,
+                             .block_stride = c->kv.block_stride,
+                             .rows_per_block = c->kv.block_tokens,
+                             .type = c->kv.kv_type};
 
     cursor_tap(c, layer, MODEL_INPUT_MIXER, b->x, config->hidden);
     cursor_linear(c, &w->q_a, b->x, config->hidden, b->c_q, config->q_rank);

@@ -17,6 +17,7 @@
 
 #include "lib/base/err.h"
 #include "lib/base/hash.h"
+#include "lib/base/kv_row.h"
 #include "lib/model/shard.h"
 
 #define MODEL_DRAFT_ROWS_MAX 8 /* rows of a verify step: one committed token + K <= 7 */
@@ -72,8 +73,11 @@ struct model_info {
     const uint8_t *has_token;
     /* over tensors (name, dtype, shape, xxh3-128), config, tokenizer */
     struct hash128 model_fp;
-    const char *kernels;   /* variants in use, for the log: "avx2 fast: linear ...; ref: ..." */
-    char quantization[96]; /* from the tensors, e.g. "bf16, 5.3 M parameters" */
+    const char *kernels;    /* variants in use, for the log: "avx2 fast: linear ...; ref: ..." */
+    uint32_t threads;       /* in use */
+    char quantization[192]; /* from the tensors, e.g. "bf16, 4.6 M parameters" */
+    char warnings[1024];    /* one a line: what config or path say otherwise; "" = none */
+    uint64_t weight_bytes;  /* of all tensors in the files */
     /* geometry of the cache, for kvmgr */
     uint32_t dsa_layers;  /* layers with latent and index rows */
     uint32_t latent_dim;  /* kv_lora_rank */
@@ -83,9 +87,10 @@ struct model_info {
 };
 const struct model_info *model_info(const struct model *m);
 
-/* Paged rows and state slots, all f32 for now.  Block b begins at blocks + b * block_stride; in it,
+/* Paged rows and state slots.  Block b begins at blocks + b * block_stride; in it,
  * DSA layer d (0-based among DSA layers) begins at d * layer_stride with block_tokens latent rows
- * [latent_dim] and, at + index_offset, block_tokens / index_kpool pooled rows [index_dim].
+ * [latent_dim] and, at + index_offset, block_tokens / index_kpool pooled rows [index_dim]; rows are
+ * stored as lib/base/kv_row.h says, state in f32.
  * Position p of a sequence is row p % block_tokens of the sequence's block p / block_tokens. */
 struct model_kv {
     uint8_t *blocks;
@@ -97,6 +102,7 @@ struct model_kv {
     uint8_t *slots; /* state slot s has its body at slots + s * slot_stride */
     uint64_t slot_stride;
     uint32_t slot_count;
+    enum kv_row kv_type, index_type;
 };
 
 /* One sequence's rows in a batch. */

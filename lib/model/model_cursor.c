@@ -255,7 +255,9 @@ void model_begin(struct model_cursor *c, const struct model_kv *kv, const struct
     CHECK(batch->row_count > 0 && batch->row_count <= c->options.rows_max);
     CHECK(kv->block_tokens > 0 && kv->block_tokens % config->index_kpool == 0);
     CHECK(kv->slot_stride >= c->model->info.state_bytes);
-    CHECK(kv->slot_stride % sizeof(float) == 0 && kv->block_stride % sizeof(float) == 0);
+    CHECK(kv->slot_stride % sizeof(float) == 0);
+    CHECK(kv->kv_type < KV_ROW_COUNT && kv->index_type < KV_ROW_COUNT);
+    CHECK((kv->block_stride | kv->layer_stride | kv->index_offset) % sizeof(float) == 0);
     c->kv = *kv;
     c->seq_count = batch->seq_count;
     c->row_count = batch->row_count;

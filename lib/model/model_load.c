@@ -8,6 +8,7 @@
 #include "lib/base/arena.h"
 #include "lib/base/json.h"
 #include "lib/base/mem.h"
+#include "lib/model/announce.h"
 #include "lib/model/cpu_pool.h"
 #include "lib/model/format.h"
 #include "lib/model/identity.h"
@@ -141,7 +142,11 @@ static enum err load_tensors(struct model *m, const struct model_options *option
                            options->progress_arg, hashes, detail);
     m->info.model_fp = identity_fingerprint_of(m->tensors, texts, hashes);
     mem_give(hashes);
-    identity_quantization(m->tensors, m->info.quantization, sizeof(m->info.quantization));
+    m->info.weight_bytes = safetensors_file_bytes(m->tensors);
+    announce_formats(m->weights, weights_parameters(&m->whole), m->info.quantization,
+                     sizeof(m->info.quantization));
+    announce_warnings(m->weights, options->directory, &hint, m->info.warnings,
+                      sizeof(m->info.warnings));
     return e;
 }
 
@@ -153,6 +158,7 @@ static void start_threads(struct model *m, uint32_t threads)
     }
     if (threads > CPU_POOL_THREADS_MAX)
         threads = CPU_POOL_THREADS_MAX;
+    m->info.threads = threads;
     if (threads < 2)
         return;
     m->pool = cpu_pool_create(threads);

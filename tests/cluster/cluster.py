@@ -111,6 +111,7 @@ class Cluster:
         self.state_dir = os.path.join(self.dir, "state")
         self.port = free_port()
         self.sets = {"gateway.listen": f"127.0.0.1:{self.port}", "worker.numerics": "exact",
+                     "kvmgr.kv_dtype": "f32",  # as the golden texts were made
                      "kvmgr.arena_bytes": str(256 << 20),
                      "kvmgr.arena_path": os.path.join(self.dir, "arena.kv")}
         for key, value in sets.items():

@@ -26,6 +26,20 @@ def test_http_gives_the_golden_ids():
             assert got.usage["completion_tokens"] == len(case["ids"])
 
 
+def test_stored_rows_change_no_text():
+    """fp8 and bf16 rows: the same text alone, beside others and with drafts; the canary agrees."""
+    for kv, index in (("fp8", "fp8"), ("bf16", "f32")):
+        with Cluster(kvmgr__kv_dtype=kv, kvmgr__index_dtype=index) as c:
+            cases = greedy_cases()
+            alone = [complete(c, case["prompt"], spec="off").ids for case in cases]
+            beside = parallel([lambda case=case: complete(c, case["prompt"], spec="fixed:5").ids
+                               for case in cases])
+            assert beside == alone, [case["name"] for case, a, b in zip(cases, alone, beside)
+                                     if a != b]
+            same = sum(ids == case["ids"] for ids, case in zip(alone, cases))
+            assert same >= 0.9 * len(cases), (kv, same, len(cases))
+
+
 def test_every_policy_gives_one_text():
     cases = random.sample(greedy_cases(), 4) + REPEAT[:3]
     accepted = drafted = 0

@@ -436,6 +436,12 @@ def test_shapes():
         assert "".join(lists["tokens"]) == answer["choices"][0]["text"] and lists["text_offset"][0] == 0
         for token, value, top in zip(lists["tokens"], lists["token_logprobs"], lists["top_logprobs"]):
             assert len(top) == 2 and top[token] == value == max(top.values()), lists
+        # the sampled token is always among them, also beyond what was asked for
+        for asked in (0, 1):
+            lists = c.post(COMPLETIONS, {"prompt": "x", "max_tokens": 20, "logprobs": asked, "temperature": 2,
+                                         "seed": 1, "top_p": 1}).json()["choices"][0]["logprobs"]
+            assert all(asked <= len(top) <= asked + 1 and top[token] == value for token, value, top in zip(
+                lists["tokens"], lists["token_logprobs"], lists["top_logprobs"])), lists
         # echo: before an answer, and alone; a prompt's own logprobs cannot be had
         echoed = c.post(COMPLETIONS, {"prompt": "Hello", "max_tokens": 4, "temperature": 0, "echo": True}).json()
         assert echoed["choices"][0]["text"] == "Hello" + answer["choices"][0]["text"]

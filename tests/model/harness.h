@@ -26,6 +26,9 @@
 #define GUARD_BYTE  0xa5
 #define FILL_BYTE   0xff /* as f32: a NaN */
 
+/* How rows are stored in all caches that are made from now on. */
+static enum kv_row cache_kv_type, cache_index_type;
+
 struct test_cache {
     struct model_kv kv;
     uint32_t *order; /* block ids in random order */
@@ -66,9 +69,12 @@ static inline void cache_init(struct test_cache *t, const struct model *m, uint3
                               uint32_t block_count, uint32_t slot_count, struct rng *rng)
 {
     const struct model_info *info = model_info(m);
-    uint64_t latent = (uint64_t)block_tokens * info->latent_dim * sizeof(float);
-    uint64_t pools = (uint64_t)block_tokens / info->index_kpool * info->index_dim * sizeof(float);
+    uint64_t latent = block_tokens * kv_row_bytes(cache_kv_type, info->latent_dim);
+    uint64_t pools =
+        block_tokens / info->index_kpool * kv_row_bytes(cache_index_type, info->index_dim);
     memset(t, 0, sizeof(*t));
+    t->kv.kv_type = cache_kv_type;
+    t->kv.index_type = cache_index_type;
     t->kv.block_tokens = block_tokens;
     t->kv.block_count = block_count;
     t->kv.index_offset = latent + GUARD_BYTES;

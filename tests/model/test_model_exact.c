@@ -327,11 +327,28 @@ static void test_past_matters(void **state)
 
 int main(void)
 {
+    static const struct {
+        const char *name;
+        enum kv_row kv, index;
+    } rows[] = {{"f32 rows", KV_ROW_F32, KV_ROW_F32},
+                {"fp8 rows", KV_ROW_FP8, KV_ROW_FP8},
+                {"bf16 rows", KV_ROW_BF16, KV_ROW_BF16}};
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_row_slices),     cmocka_unit_test(test_layer_slices),
-        cmocka_unit_test(test_threads),        cmocka_unit_test(test_two_cursors),
-        cmocka_unit_test(test_verify_alone),   cmocka_unit_test(test_verify_batched),
-        cmocka_unit_test(test_verify_dropped), cmocka_unit_test(test_logits_from),
+        cmocka_unit_test(test_row_slices),   cmocka_unit_test(test_verify_batched),
+        cmocka_unit_test(test_logits_from),  cmocka_unit_test(test_layer_slices),
+        cmocka_unit_test(test_threads),      cmocka_unit_test(test_two_cursors),
+        cmocka_unit_test(test_verify_alone), cmocka_unit_test(test_verify_dropped),
         cmocka_unit_test(test_past_matters)};
-    return cmocka_run_group_tests(tests, setup, teardown);
+    const struct CMUnitTest some[] = {cmocka_unit_test(test_row_slices),
+                                      cmocka_unit_test(test_verify_batched),
+                                      cmocka_unit_test(test_logits_from)};
+    int failed = 0;
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        print_message("%s\n", rows[i].name);
+        cache_kv_type = rows[i].kv;
+        cache_index_type = rows[i].index;
+        failed += i == 0 ? cmocka_run_group_tests(tests, setup, teardown)
+                         : cmocka_run_group_tests(some, setup, teardown);
+    }
+    return failed;
 }

@@ -240,9 +240,66 @@ static void test_batch(void **state)
     cache_fini(&t);
 }
 
+static void with_rows(enum kv_row kv, enum kv_row index)
+{
+    cache_kv_type = kv;
+    cache_index_type = index;
+    test_slices(NULL);
+    test_batch(NULL);
+    cache_kv_type = cache_index_type = KV_ROW_F32;
+}
+
+static void test_bf16_rows(void **state)
+{
+    (void)state;
+    with_rows(KV_ROW_BF16, KV_ROW_BF16);
+}
+
+static void test_fp8_rows(void **state)
+{
+    (void)state;
+    with_rows(KV_ROW_FP8, KV_ROW_FP8);
+}
+
+/* The same rows give the same attention, fast or exact; and what fp8 itself costs is bounded. */
+static void test_fp8_close(void **state)
+{
+    (void)state;
+    enum { N = 300 };
+    struct rng rng;
+    rng_init(&rng, 12);
+    uint32_t count = test_ids("tests/golden/model-trained/golden.safetensors",
+                              "48_needle.prompt_ids", run_ids, N);
+    float *want = mem_take_array((uint64_t)N * vocab, sizeof(float));
+    float *have = mem_take_array((uint64_t)N * vocab, sizeof(float));
+    float *plain = mem_take_array((uint64_t)N * vocab, sizeof(float));
+    run_rows(exact, run_ids, count, 64, plain);
+    cache_kv_type = cache_index_type = KV_ROW_FP8;
+    run_rows(exact, run_ids, count, 64, want);
+    run_rows(fast, run_ids, count, 64, have);
+    cache_kv_type = cache_index_type = KV_ROW_F32;
+    struct agreement same = {0}, cost = {0};
+    for (uint32_t r = 0; r < count; r++) {
+        compare_row(want + (uint64_t)r * vocab, have + (uint64_t)r * vocab, &same);
+        compare_row(plain + (uint64_t)r * vocab, want + (uint64_t)r * vocab, &cost);
+    }
+    print_message("fp8 rows, %u positions: fast against exact mean KLD %.3g; against f32 rows "
+                  "top-1 %.4f, mean KLD %.3g\n",
+                  count, same.kld / count, (double)cost.same_top / count, cost.kld / count);
+    assert_true(count > 100);
+    assert_true(same.kld / count <= 1e-4);
+    assert_true(cost.kld / count > 0); /* they are stored in another way */
+    assert_true(cost.kld / count <= 0.01);
+    mem_give(want);
+    mem_give(have);
+    mem_give(plain);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_close_to_exact),
-                                       cmocka_unit_test(test_slices), cmocka_unit_test(test_batch)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_close_to_exact), cmocka_unit_test(test_slices),
+        cmocka_unit_test(test_batch),          cmocka_unit_test(test_bf16_rows),
+        cmocka_unit_test(test_fp8_rows),       cmocka_unit_test(test_fp8_close)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

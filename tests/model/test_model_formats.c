@@ -235,6 +235,71 @@ static void test_batch(void **state)
     batch_equals_alone(MODEL_FAST);
 }
 
+/* ---- what it says of itself ---- */
+
+static void write_text(const char *directory, const char *name, const char *text)
+{
+    char path[1200];
+    snprintf(path, sizeof(path), "%s/%s", directory, name);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, strlen(text), f), strlen(text));
+    assert_int_equal(fclose(f), 0);
+}
+
+/* Loads the mixed checkpoint by another name, with another announcement. */
+static void check_warnings(const char *name, const char *hf_quant_config, const char *want)
+{
+    char path[1024], other[1100], file[1200];
+    directory_of(path, "mixed");
+    snprintf(other, sizeof(other), "%s/%s", work, name);
+    assert_int_equal(rename(path, other), 0);
+    if (hf_quant_config != NULL)
+        write_text(other, "hf_quant_config.json", hf_quant_config);
+    struct model *m = load(name, MODEL_FAST, 1);
+    if (strcmp(model_info(m)->warnings, want) != 0)
+        fail_msg("%s: \"%s\", expected \"%s\"", name, model_info(m)->warnings, want);
+    model_destroy(&m);
+    snprintf(file, sizeof(file), "%s/hf_quant_config.json", other);
+    unlink(file);
+    assert_int_equal(rename(other, path), 0);
+}
+
+static void test_says_what_it_is(void **state)
+{
+    (void)state;
+    struct model *mixed = load("mixed", MODEL_FAST, 1), *rows = load("rows", MODEL_FAST, 1);
+    print_message("%s\n%s\n", model_info(mixed)->quantization, model_info(rows)->quantization);
+    assert_non_null(
+        strstr(model_info(mixed)->quantization, "exl3-mcg 4.00 bpw + mxfp8 (routed experts) + "));
+    assert_non_null(strstr(model_info(mixed)->quantization, " (rest), "));
+    assert_null(strstr(model_info(rows)->quantization, "exl3"));
+    assert_string_equal(model_info(mixed)->warnings, "");
+    assert_string_equal(model_info(rows)->warnings, "");
+    model_destroy(&mixed);
+    model_destroy(&rows);
+    check_warnings("GLM-EXL3-4.0bpw", NULL, "");
+    check_warnings("GLM-mxfp4_bf16", NULL, "the directory's name says mxfp4, but no tensor is so");
+    check_warnings("exl3-2.5bpw", NULL,
+                   "the directory's name says 2.50 bits a weight, the EXL3 tensors have 4.00");
+    check_warnings("fp8x.nvfp4", "{\"quantization\": {\"quant_algo\": \"MIXED_PRECISION\"}}", "");
+    check_warnings("plain", "{\"quantization\": {\"quant_algo\": \"W9\"}}",
+                   "the config announces a quantisation that is not known");
+    char path[1024];
+    struct err_detail detail = {{0}};
+    struct model *m = NULL;
+    write_text(directory_of(path, "mixed"), "hf_quant_config.json",
+               "{\"quantization\": {\"quant_algo\": \"NVFP4\"}}");
+    struct model_options options = {.directory = path, .threads = 1};
+    assert_int_equal(model_load(&options, &m, &detail), ERR_OK);
+    const char *says = "the config announces nvfp4_modelopt, but ";
+    if (strncmp(model_info(m)->warnings, says, strlen(says)) != 0)
+        fail_msg("%s", model_info(m)->warnings);
+    model_destroy(&m);
+    strcat(path, "/hf_quant_config.json");
+    unlink(path);
+}
+
 /* ---- refusals ---- */
 
 /* Overwrites `bytes` at an offset of the tensor's data, loads, restores. */
@@ -397,7 +462,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows_are_exact), cmocka_unit_test(test_mixed_is_exact),
         cmocka_unit_test(test_fast_is_close),  cmocka_unit_test(test_fast_slices),
-        cmocka_unit_test(test_batch),          cmocka_unit_test(test_bad_values),
-        cmocka_unit_test(test_bad_headers)};
+        cmocka_unit_test(test_batch),          cmocka_unit_test(test_says_what_it_is),
+        cmocka_unit_test(test_bad_values),     cmocka_unit_test(test_bad_headers)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -205,7 +205,7 @@ static void test_info(void **state)
     assert_int_equal(info->index_dim, 32);
     assert_int_equal(info->index_kpool, 4);
     assert_int_equal(info->state_bytes % 64, 0);
-    assert_string_equal(info->quantization, "bf16, 5.3 M parameters");
+    assert_string_equal(info->quantization, "bf16, 4.6 M parameters");
     uint32_t tokens = 0;
     for (uint32_t v = 0; v < info->vocab_size; v++)
         tokens += info->has_token[v];

@@ -166,7 +166,9 @@ static void test_mla(void **state)
     uint32_t blocks[] = {6, 1, 3, 0}, seq_of[ROWS] = {0, 0},
              selected[ROWS * 5] = {0, 3, 4, 9, 11, 12, 0, 0, 0, 0};
     uint32_t counts[ROWS] = {5, 1};
-    struct op_pages pages = {(uint8_t *)pages_mem, 4 * LATENT * sizeof(float), 4};
+    struct op_pages pages = {.base = (uint8_t *)pages_mem,
+                             .block_stride = 4 * LATENT * sizeof(float),
+                             .rows_per_block = 4};
     struct op_seq seq = {.row_count = TOKENS, .blocks = blocks};
     float *q_abs = check_words(&k, ROWS * HEADS * LATENT);
     float *o_abs = check_words(&k, ROWS * HEADS * LATENT), *o = check_words(&k, ROWS * HEADS * V);

@@ -3,6 +3,8 @@
  * and row-invariant bit for bit, whatever the split over threads. */
 #include "tests/ops/check_fast.h"
 
+#include "kernels/op_kv_row.h"
+
 #define ROWS_MAX 40
 
 /* Largest sum of |products| decides what an f32 sum may lose. */
@@ -243,7 +245,25 @@ struct mla_shape {
     uint32_t heads, nope, v_dim, latent, tokens, rows;
 };
 
-static void mla_case(struct rng *rng, enum op_dtype dtype, const struct mla_shape *s)
+/* count rows of random values as the pages of that type hold them. */
+static uint8_t *random_rows(struct check *k, enum kv_row type, bool index, uint32_t count,
+                            uint32_t dim, struct rng *rng)
+{
+    float *x = check_random(k, (size_t)count * dim, rng, 1);
+    if (index)
+        memset(x, 0, 2 * dim * sizeof(float)); /* pools of zeros score exactly zero */
+    if (type == KV_ROW_F32)
+        return (uint8_t *)x;
+    uint64_t bytes = kv_row_bytes(type, dim);
+    uint8_t *rows = check_words(k, (count * bytes + 3) / 4);
+    for (uint32_t r = 0; r < count; r++)
+        (index ? op_index_row_store : op_latent_row_store)(type, x + (size_t)r * dim, dim,
+                                                           rows + r * bytes);
+    return rows;
+}
+
+static void mla_case(struct rng *rng, enum op_dtype dtype, enum kv_row type,
+                     const struct mla_shape *s)
 {
     enum { BLOCK = 4 };
     struct check k = {.ctx = {fast_split, rng}};
@@ -252,11 +272,14 @@ static void mla_case(struct rng *rng, enum op_dtype dtype, const struct mla_shap
     struct op_weight kv_b =
         fast_weight(&k, (size_t)s->heads * (s->nope + s->v_dim) * s->latent, dtype, rng);
     float *q = check_random(&k, (size_t)items * s->nope, rng, 1);
-    float *memory = check_random(&k, (size_t)64 * BLOCK * s->latent, rng, 1);
+    uint8_t *memory = random_rows(&k, type, false, 64 * BLOCK, s->latent, rng);
     uint32_t *selected = check_words(&k, (size_t)s->rows * s->tokens);
     uint32_t *counts = check_words(&k, s->rows);
     double *work = (double *)check_words(&k, (size_t)2 * items * s->tokens);
-    struct op_pages pages = {(uint8_t *)memory, BLOCK * s->latent * sizeof(float), BLOCK};
+    struct op_pages pages = {.base = memory,
+                             .block_stride = BLOCK * kv_row_bytes(type, s->latent),
+                             .rows_per_block = BLOCK,
+                             .type = type};
     struct op_seq seq = {.row_count = s->rows, .blocks = blocks};
     for (uint32_t b = 0; b < 64; b++)
         blocks[b] = (b * 29 + 5) % 64;
@@ -317,24 +340,26 @@ static void run_mla(struct rng *rng)
                                               {12, 8, 8, 600, 30, 4}};
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
         for (int dtype = OP_F32; dtype <= OP_F16; dtype++)
-            mla_case(rng, (enum op_dtype)dtype, &shapes[i]);
+            mla_case(rng, (enum op_dtype)dtype, (enum kv_row)dtype, &shapes[i]);
 }
 
-static void index_case(struct rng *rng, uint32_t heads, uint32_t dim, uint32_t pools)
+static void index_case(struct rng *rng, enum kv_row type, uint32_t heads, uint32_t dim,
+                       uint32_t pools)
 {
     enum { KPOOL = 4, KEPT = 3, ROWS = 5, BLOCK = 8 };
     struct check k = {.ctx = {fast_split, rng}};
     uint32_t seq_of[ROWS] = {0}, blocks[256];
     float *q = check_random(&k, (size_t)ROWS * heads * dim, rng, 1);
     float *w = check_random(&k, ROWS * heads, rng, 1);
-    float *keys = check_random(&k, (size_t)256 * BLOCK * dim, rng, 1);
+    uint8_t *keys = random_rows(&k, type, true, 256 * BLOCK, dim, rng);
     double *y = (double *)check_words(&k, (size_t)2 * ROWS * (pools + 2));
     double *z = (double *)check_words(&k, (size_t)2 * ROWS * (pools + 2));
     for (uint32_t b = 0; b < 256; b++)
         blocks[b] = b ^ 3;
-    for (uint32_t i = 0; i < dim * 2; i++)
-        keys[i] = 0; /* pools of zeros score exactly zero */
-    struct op_pages pages = {(uint8_t *)keys, BLOCK * dim * sizeof(float), BLOCK};
+    struct op_pages pages = {.base = keys,
+                             .block_stride = BLOCK * kv_row_bytes(type, dim),
+                             .rows_per_block = BLOCK,
+                             .type = type};
     struct op_seq seq = {
         .row_count = ROWS, .position_start = pools * KPOOL - ROWS, .blocks = blocks};
     for (int t = 0; t < 2; t++)
@@ -355,10 +380,12 @@ static void index_case(struct rng *rng, uint32_t heads, uint32_t dim, uint32_t p
 
 static void run_index(struct rng *rng)
 {
-    index_case(rng, 1, 1, 4);
-    index_case(rng, 4, 16, 9);
-    index_case(rng, 7, 40, 70);
-    index_case(rng, 32, 128, 1100);
+    for (unsigned type = KV_ROW_F32; type < KV_ROW_COUNT; type++) {
+        index_case(rng, (enum kv_row)type, 1, 1, 4);
+        index_case(rng, (enum kv_row)type, 4, 16, 9);
+        index_case(rng, (enum kv_row)type, 7, 40, 70);
+        index_case(rng, (enum kv_row)type, 32, 128, 1100);
+    }
 }
 
 #define TEST(name)                                                                                 \

@@ -138,7 +138,8 @@ static void test_index_pool(void **state)
     float *key = check_load(&k, golden, "index_pool.k");
     float *gate = check_load(&k, golden, "index_pool.gate");
     float *ape = check_load(&k, golden, "index_pool.ape");
-    struct op_pages pages = {(uint8_t *)pools, 5 * 32 * sizeof(float), 5};
+    struct op_pages pages = {
+        .base = (uint8_t *)pools, .block_stride = 5 * 32 * sizeof(float), .rows_per_block = 5};
     /* In two launches that cut a pool: its first half comes from the ring. */
     for (uint32_t at = 0; at < 20; at += 10) {
         struct op_seq seq = {.row_count = 10,

@@ -406,7 +406,7 @@ static void the_canary_answers_itself(void **state)
     run(0, 1, "off", 0, 7, NULL);
     uint32_t same = rig.count[0] < WK_CANARY_OUTPUT ? rig.count[0] : WK_CANARY_OUTPUT;
     assert_true(same >= 1);
-    assert_memory_equal(rig.out[0], l->canary_output, same * sizeof(uint32_t));
+    assert_memory_equal(rig.out[0], l->canary_output[0][0], same * sizeof(uint32_t));
     rig.prompt_count[0] = count;
     rig.sampling[0] = sampling;
 }
