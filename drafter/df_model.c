@@ -82,7 +82,6 @@ static enum err create(struct df_model *m, struct err_detail *detail)
                                      .seqs_max = BATCH_MAX,
                                      .context_max = o->context_max,
                                      .threads = o->threads,
-                                     .head_8bit = o->head_8bit,
                                      .exact = o->exact};
     TRY(dflash_load(&options, &m->drafter, detail));
     TRY(budget_check(m, detail));

@@ -25,7 +25,7 @@ struct df_model_options {
     uint32_t rings_max;
     uint32_t context_min; /* rows without a hole before the first draft */
     uint32_t threads;
-    bool exact, head_8bit;
+    bool exact;
 };
 
 struct df_model_counters {

@@ -385,7 +385,6 @@ static enum err model_open(struct df_shell *s, const struct df_params *p,
         .rings_max = DF_PEERS_MAX,
         .context_min = p->context_min,
         .threads = p->threads,
-        .head_8bit = p->head_8bit,
         .exact = strcmp(p->numerics, "exact") == 0,
     };
     if (p->model[0] == '\0')

@@ -24,7 +24,6 @@ struct dflash_options {
     uint32_t seqs_max;     /* sequences of one batch */
     uint32_t context_max;  /* tokens of a sequence, for layers that see all of them */
     uint32_t threads;      /* 0 = one per core */
-    bool head_8bit;        /* the head becomes MXFP8 at load */
     bool exact;            /* reference sums; else the fast ones */
 };
 

@@ -9,7 +9,6 @@
 #include "lib/model/dflash_mask.h"
 #include "lib/model/dflash_parts.h"
 #include "lib/model/format.h"
-#include "lib/model/quant.h"
 #include "lib/model/read_file.h"
 #include "lib/model/safetensors.h"
 #include "lib/model/vocabulary.h"
@@ -18,8 +17,6 @@
 /* A quantised drafter below this is widened once; a larger one stays as it is stored. */
 #define WIDEN_BYTES_MAX (UINT64_C(256) << 20)
 #define NAME_BYTES      192
-#define MXFP8_GROUP     32u
-#define HEAD_ROWS       256u /* widened at a time */
 
 struct binding {
     struct dflash *drafter;
@@ -208,10 +205,9 @@ static enum err bind_from(struct binding *b, const struct safetensors *set, cons
         return err_set(b->detail, ERR_UNSUPPORTED, "tensor \"%s.bias\": no layer has a bias",
                        prefix);
     if (ret->quantised.format == OP_FORMAT_PLAIN) {
-        ret->weight = as_weight(d, ret->quantised.codes, (uint64_t)out * in, ret->quantised.dtype);
+        ret->plain = as_weight(d, ret->quantised.codes, (uint64_t)out * in, ret->quantised.dtype);
         return ERR_OK;
     }
-    ret->weight = (struct op_weight){.quantised = &ret->quantised};
     uint64_t bytes = (uint64_t)out * in * sizeof(float);
     if (b->widened_bytes + bytes > WIDEN_BYTES_MAX)
         return ERR_OK;
@@ -219,7 +215,7 @@ static enum err bind_from(struct binding *b, const struct safetensors *set, cons
     float *dense = dflash_take(d, (uint64_t)out * in, sizeof(float));
     struct op_dequantise_args a = {.w = &ret->quantised, .y = dense};
     CHECK(op_dequantise_ref(&a, &d->ctx) == ERR_OK);
-    ret->weight = (struct op_weight){.data = dense, .dtype = OP_F32};
+    ret->plain = (struct op_weight){.data = dense, .dtype = OP_F32};
     return ERR_OK;
 }
 
@@ -338,45 +334,6 @@ static enum err reduced_vocabulary(struct binding *b)
     return ERR_OK;
 }
 
-/* The head as MXFP8, whatever it was: half the bytes that every draft reads. */
-static enum err head_to_8bit(struct binding *b)
-{
-    struct dflash *d = b->drafter;
-    struct dflash_linear *h = &d->weights.head;
-    if (h->weight.quantised != NULL)
-        return ERR_OK; /* it is quantised as it is */
-    if (h->in % MXFP8_GROUP != 0)
-        return err_set(b->detail, ERR_UNSUPPORTED, "head_8bit: %u inputs, not a multiple of %u",
-                       h->in, MXFP8_GROUP);
-    uint64_t groups = h->in / MXFP8_GROUP;
-    uint8_t *codes = dflash_take(d, h->out, h->in), *scales = dflash_take(d, h->out, groups);
-    float *rows = mem_take_array((uint64_t)HEAD_ROWS * h->in, sizeof(float));
-    enum err e = ERR_OK;
-    for (uint32_t first = 0; first < h->out && e == ERR_OK; first += HEAD_ROWS) {
-        uint32_t count = h->out - first < HEAD_ROWS ? h->out - first : HEAD_ROWS;
-        for (uint32_t r = 0; r < count; r++)
-            op_widen(&h->weight, (uint64_t)(first + r) * h->in, h->in, rows + (uint64_t)r * h->in);
-        struct quant_matrix m = {
-            .w = rows, .in = h->in, .out = count, .in_stride = 1, .out_stride = h->in};
-        e = quant_mxfp8(&m, codes + (uint64_t)first * h->in, scales + first * groups);
-    }
-    mem_give(rows);
-    if (e != ERR_OK)
-        return err_set(b->detail, e, "lm_head: a value is not finite");
-    h->quantised = (struct op_quantised){.format = OP_FORMAT_MXFP8,
-                                         .out = h->out,
-                                         .in = h->in,
-                                         .codes = codes,
-                                         .row_bytes = h->in,
-                                         .scales = {.data = scales,
-                                                    .dtype = OP_SCALE_E8M0,
-                                                    .rows_shared = 1,
-                                                    .columns_shared = MXFP8_GROUP,
-                                                    .stride = groups}};
-    h->weight = (struct op_weight){.quantised = &h->quantised};
-    return ERR_OK;
-}
-
 static enum err embedding(struct binding *b)
 {
     static const char *const embed_names[] = {"model.language_model.embed_tokens",
@@ -391,10 +348,8 @@ static enum err embedding(struct binding *b)
         return err_set(b->detail, ERR_INVALID,
                        "draft_vocab_size: %u rows need a head of the drafter's own",
                        d->config.draft_vocab);
-    if (d->weights.embed.weight.data == NULL)
+    if (d->weights.embed.plain.data == NULL)
         return err_set(b->detail, ERR_UNSUPPORTED, "embed_tokens: a quantised table");
-    if (d->options.head_8bit)
-        TRY(head_to_8bit(b));
     return dflash_mask_read(d->options.directory, d->config.hidden, d, &d->weights.mask, b->detail);
 }
 

@@ -21,7 +21,7 @@ struct safetensors;
 #define APPEND_ROWS  64u /* context rows that are computed at once */
 
 struct dflash_linear {
-    struct op_weight weight; /* plain, or pointing to `quantised` */
+    struct op_weight plain; /* data NULL where the weight stays quantised */
     struct op_quantised quantised;
     uint32_t out, in;
 };

@@ -7,7 +7,6 @@
 #include "kernels/op_types.h"
 #include "lib/base/check.h"
 #include "lib/model/config.h"
-#include "lib/model/dflash_config.h"
 #include "lib/model/vocabulary.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -25,15 +24,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         CHECK(c.index_topk / c.index_kpool <= OP_POOLS_KEPT_MAX);
         CHECK(c.kda_dim <= OP_HEAD_DIM_MAX && c.kv_rank <= OP_LATENT_MAX);
         CHECK(c.eos_count > 0 && c.eos_count <= MODEL_EOS_IDS_MAX);
-    } else {
-        CHECK(strncmp(detail.text, "config.json", 11) == 0);
-    }
-    struct dflash_config f;
-    if (dflash_config_parse((const char *)data, size, &f, &detail) == ERR_OK) {
-        CHECK(f.layers > 0 && f.layers <= DFLASH_LAYERS_MAX && f.heads % f.kv_heads == 0);
-        CHECK(f.block_size >= 2 && f.block_size <= DFLASH_BLOCK_MAX && f.mask_id < f.vocab_size);
-        CHECK(f.tap_count <= DFLASH_TAPS_MAX && f.draft_vocab < f.vocab_size);
-        CHECK(!f.v2 || (f.hidden % f.conv_group == 0 && f.selector_top_k <= DFLASH_TOP_K_MAX));
     } else {
         CHECK(strncmp(detail.text, "config.json", 11) == 0);
     }
