@@ -521,9 +521,11 @@ static void shape_take(struct wk_exec *x, const struct wk_ranks_shape *shape)
     x->kv = shape->kv;
     x->epoch = shape->epoch;
     x->step_last = shape->step_last;
-    wk_tables_blocks(x->tables, x->loaded.context_max / x->kv.block_tokens + 2);
-    if (x->heard == NULL)
-        x->heard = wk_plan_create(x->options.plan_seqs, rows, rows + 4 * x->options.entries);
+    uint32_t table = x->loaded.context_max / x->kv.block_tokens + 2;
+    wk_tables_blocks(x->tables, table);
+    if (x->heard == NULL) /* as wide as the core's own, which it takes in */
+        x->heard = wk_plan_create(x->options.plan_seqs, rows, rows + 4 * x->options.entries + table,
+                                  x->loaded.context_max);
 }
 
 /* One order of rank 0, or the group formed anew. */

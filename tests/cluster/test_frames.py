@@ -179,6 +179,9 @@ def lies_to_drafter(rng):
     yield message("DraftClose", rng.randbytes(16))
     yield message("DraftHello", incarnation=RANDOM, epoch=HUGE, model_fp=bytes(16))
     yield message("DraftHello", incarnation=1, model_fp=bytes(3))
+    for ring in ("/dev/null", "/etc/passwd", "/dev/shm", "/nonexistent", "x" * 300, ""):
+        yield message("DraftHello", incarnation=2, hidden=128, layers=8, vocab_size=1024,
+                      tap_ring=ring, tap_ring_incarnation=RANDOM)
 
 
 def test_well_formed_lies_to_bound_sockets():
@@ -283,6 +286,11 @@ def test_lies_of_a_fake_drafter():
         pid, before = c.pid("worker"), refused(c, "worker")
         with Fake(c, "drafter") as fake:
             worker = fake.wait_peer(b"worker-0")
+            for layers, hidden, kind in (([1, 200], 128, 1), ([1, 4], HUGE, 1), ([1, 4], 128, 9),
+                                         (list(range(17)), 128, 1)):
+                worker.send(message("DraftHelloReply", incarnation=98 + hidden % 7 + kind,
+                                    source="dflash", draft_tokens_max=7, tap_layers=layers,
+                                    tap_hidden=hidden, tap_type=kind))
             worker.send(message("DraftHelloReply", incarnation=99, source="ngram",
                                 draft_tokens_max=16))
             goal, answered = load.done + 4, 0
@@ -298,6 +306,7 @@ def test_lies_of_a_fake_drafter():
                 for reply in lying_drafts(rng, frames):
                     worker.send(reply)
         assert pid == c.pid("worker")
+        assert "no taps for the drafter" in c.log("worker")
         assert refused(c, "worker") >= before + 10, (before, refused(c, "worker"))
         load.wait_more(4)
 

@@ -60,7 +60,7 @@ def test_heartbeats_and_metrics():
             "metrics:worker:0", "metrics:kvmgr:0", "metrics:router:0", "metrics:gateway:0")))
         assert 0 < int(c.redis("ttl", P + "worker:0")) <= 6
         wait_for("the drafter's name", 10, lambda: c.redis(
-            "hget", P + "worker:0", "drafter_fp") == "ngram")
+            "hget", P + "worker:0", "drafter_fp") == "dflash")
         worker = dict(zip(*[iter(c.redis("hgetall", P + "worker:0").splitlines())] * 2))
         assert worker["state"] == "ready" and len(worker["model_fp"]) == 32, worker
         assert "bf16" in worker["quantization"]

@@ -251,7 +251,7 @@ def test_drain_of_the_drafter():
                            temperature=0, max_tokens=200)
             assert got.ids == repeat["ids"]
             return got.usage["tandem"]
-        assert ask()["accepted"] > 0
+        wait_for("drafts", 10, lambda: ask()["accepted"] > 0)
         c.tandem("drain", "drafter")
         wait_for("no drafts", 5, lambda: ask()["drafted"] == 0)
         c.tandem("undrain", "drafter")

@@ -223,7 +223,7 @@ static void test_positions(void **state)
     for (uint32_t interleave = 4; interleave <= 64; interleave *= 4)
         compare("tests/golden/model-random", 2, SHARD_MOE_TP, interleave, MODEL_EXACT);
     compare("tests/golden/model-random", 2, SHARD_MOE_TP, 16, MODEL_FAST);
-    compare("deploy/demo", 2, SHARD_MOE_EP, 4, MODEL_EXACT);
+    compare("tests/golden/tiny-glm", 2, SHARD_MOE_EP, 4, MODEL_EXACT);
     compare("tests/golden/model-random", 3, SHARD_MOE_EP, 16, MODEL_EXACT);
 }
 
