@@ -36,8 +36,10 @@ struct op_mla_attend_args {
     struct op_pages pages;
     const uint32_t *selected;       /* [rows, selected_stride] positions */
     const uint32_t *selected_count; /* [rows] */
-    float *o_abs;                   /* [rows, heads, latent] */
-    double *work;                   /* [rows, heads, selected_stride] */
+    float *o_abs;                   /* [rows, heads, latent]; 0 where nothing is selected */
+    float
+        *lse; /* [rows, heads] log sum exp of the scores, natural; -inf where nothing is; or NULL */
+    double *work; /* [rows, heads, selected_stride] */
     uint32_t rows, heads, latent, selected_stride;
     double scale;
 };

@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #include "kernels/op_cpu.h"
+#include "kernels/op_dcp.h"
 #include "kernels/op_index.h"
 #include "kernels/op_kda.h"
 #include "kernels/op_linear.h"
@@ -20,6 +21,9 @@
 /* Every op once: name and, by rule, struct op_<name>_args and op_<name>_ref. */
 #define OP_LIST(X)                                                                                 \
     X(embed)                                                                                       \
+    X(index_best)                                                                                  \
+    X(index_merge)                                                                                 \
+    X(mla_merge)                                                                                   \
     X(rms_norm)                                                                                    \
     X(l2norm)                                                                                      \
     X(layer_norm)                                                                                  \

@@ -50,7 +50,27 @@ struct op_seq {
     const uint32_t *blocks;  /* block table, logical block -> block id */
 };
 
-/* Paged rows of one layer: row p of a sequence lies at
+/* Rows that go round several ranks, `interleave` at a time: row p is on rank p / interleave % ranks
+ * and is there row p / (ranks * interleave) * interleave + p % interleave.  All zero: one rank has
+ * them all. */
+struct op_shard {
+    uint32_t rank, ranks, interleave;
+};
+
+static inline int op_shard_owns(const struct op_shard *s, uint32_t row)
+{
+    return s->ranks <= 1 || row / s->interleave % s->ranks == s->rank;
+}
+
+/* Of a row of another rank: a row of the same round. */
+static inline uint32_t op_shard_local(const struct op_shard *s, uint32_t row)
+{
+    if (s->ranks <= 1)
+        return row;
+    return row / (s->ranks * s->interleave) * s->interleave + row % s->interleave;
+}
+
+/* Paged rows of one layer, with p counted on the rank: row p of a sequence lies at
  * base + blocks[p / rows_per_block] * block_stride + (p % rows_per_block) * bytes of a row.
  * Rows of f32 are aligned to their elements. */
 struct op_pages {
@@ -58,11 +78,13 @@ struct op_pages {
     uint64_t block_stride;
     uint32_t rows_per_block;
     enum kv_row type;
+    struct op_shard shard;
 };
 
 static inline uint8_t *op_page_row(const struct op_pages *pages, const uint32_t *blocks,
                                    uint32_t row, uint32_t dim)
 {
+    row = op_shard_local(&pages->shard, row);
     uint8_t *block = pages->base + blocks[row / pages->rows_per_block] * pages->block_stride;
     return block + (row % pages->rows_per_block) * kv_row_bytes(pages->type, dim);
 }

@@ -8,6 +8,7 @@
 #include "lib/base/str.h"
 #include "lib/net/loop.h"
 #include "lib/net/role.h"
+#include "worker/wk_follower.h"
 #include "worker/wk_params.h"
 #include "worker/wk_policy.h"
 #include "worker/wk_shell.h"
@@ -22,11 +23,29 @@ static const struct param wk_param_table[] = {
 #undef PARAM
 
 /* Where a worker runs does not change what it computes. */
-static const char *const hash_skip[] = {"run_dir", "state_dir", "redis", "id", "log_level", NULL};
+static const char *const hash_skip[] = {"run_dir",   "state_dir", "redis", "id",
+                                        "log_level", "rank",      NULL};
 
 static bool one_of(const char *value, const char *a, const char *b, const char *c)
 {
     return strcmp(value, a) == 0 || strcmp(value, b) == 0 || (c != NULL && strcmp(value, c) == 0);
+}
+
+/* Between hosts tcp would be in the clear: refused. */
+static void nodes_check(const struct wk_params *p, struct str *faults)
+{
+    uint32_t count = 0;
+    if (p->ranks == 1 || strcmp(p->fabric, "tcp") != 0)
+        return;
+    for (const char *at = p->fabric_nodes; *at != '\0'; count++) {
+        if (strncmp(at, "127.", 4) != 0)
+            str_add_format(faults, "fabric_nodes: %.40s: only 127.x.x.x, tcp is in the clear\n",
+                           at);
+        at += strcspn(at, ",");
+        at += *at == ',';
+    }
+    if (count != p->ranks)
+        str_add_format(faults, "fabric_nodes: %u addresses for ranks %u\n", count, p->ranks);
 }
 
 /* What single rows of the table cannot say. */
@@ -42,8 +61,11 @@ static enum err params_check(const void *params, struct err_detail *ret_faults)
         str_add_format(&faults, "numerics: %s: exact or fast\n", p->numerics);
     if (strcmp(p->device, "cpu") != 0)
         str_add_format(&faults, "device: %s: this build has cpu only\n", p->device);
-    if (p->ranks != 1)
-        str_add_format(&faults, "ranks: %u: this build runs one rank\n", p->ranks);
+    if (p->rank >= p->ranks)
+        str_add_format(&faults, "rank: %u of ranks %u\n", p->rank, p->ranks);
+    if (!one_of(p->fabric, "local", "tcp", NULL))
+        str_add_format(&faults, "fabric: %s: local or tcp\n", p->fabric);
+    nodes_check(p, &faults);
     if (!one_of(p->moe_split, "auto", "tp", "ep"))
         str_add_format(&faults, "moe_split: %s: auto, tp or ep\n", p->moe_split);
     if (p->context_max != 0 && p->context_max < 64)
@@ -69,6 +91,29 @@ static void on_stop(void *arg)
         wk_shell_stop(*shell);
 }
 
+static void on_follower_stop(void *arg)
+{
+    log_info(WORKER, "stopping", "");
+    loop_stop(arg);
+}
+
+/* A rank above 0. */
+static int follow(struct loop *l, const struct wk_params *params, const struct role *role)
+{
+    struct wk_follower *follower = NULL;
+    struct err_detail detail;
+    loop_on_stop_signal(l, on_follower_stop, l);
+    enum err e = wk_follower_create(l, params, &follower, &detail);
+    if (e != ERR_OK)
+        role_refuse(role, e, &detail);
+    loop_run(l);
+    int code = wk_follower_exit_code(follower);
+    wk_follower_destroy(&follower);
+    loop_destroy(&l);
+    role_end(role);
+    return code;
+}
+
 int main(int argc, char **argv)
 {
     static struct wk_params params;
@@ -84,6 +129,8 @@ int main(int argc, char **argv)
     params_hash(role.table, role.count, &params, hash_skip, config_hash);
 
     struct loop *l = loop_create();
+    if (params.rank > 0)
+        return follow(l, &params, &role);
     struct wk_shell *shell = NULL;
     loop_on_stop_signal(l, on_stop, &shell);
     enum err e = wk_shell_create(l, &params, config_hash, &shell, &detail);

@@ -377,3 +377,12 @@ const struct wk_plan_ring *wk_core_ring(const struct wk_core *core)
     CHECK_OBJ(core, WK_CORE_MAGIC);
     return core->ring;
 }
+
+void wk_core_key(struct wk_core *core, const struct block_hash_key *key)
+{
+    CHECK_OBJ(core, WK_CORE_MAGIC);
+    CHECK(!core->kv_attached);
+    core->options.key = *key;
+    for (uint32_t i = 0; i < core->entry_count; i++)
+        core->seqs[i].kv.hash_count = 0; /* made with the key before */
+}

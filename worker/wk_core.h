@@ -137,4 +137,7 @@ uint32_t wk_core_entries(const struct wk_core_options *options);
 /* Capacities of a plan, for whoever makes buffers of the same size. */
 uint32_t wk_core_plan_seqs(const struct wk_core_options *options);
 
+/* Another key for block hashes: earlier blocks will not be found again.  Only while detached. */
+void wk_core_key(struct wk_core *core, const struct block_hash_key *key);
+
 #endif

@@ -6,20 +6,29 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "lib/base/check.h"
 #include "lib/base/clock.h"
+#include "lib/base/log.h"
 #include "lib/base/mem.h"
 #include "lib/base/ring.h"
 #include "lib/model/sampler.h"
 #include "lib/net/loop.h"
 #include "worker/wk_canary.h"
 #include "worker/wk_exec_tables.h"
+#include "worker/wk_fabric.h"
+#include "worker/wk_plan_dump.h"
+#include "worker/wk_ranks.h"
 #include "worker/wk_taps.h"
 
 #define WK_EXEC_MAGIC 0x574b4558u
 #define RING_ITEMS    16u
+/* Between two looks of a following rank at whether it should end. */
+#define FOLLOW_WAIT_MS 100u
+#define RING_BYTES     (4u << 20) /* encodings of past plans */
 
 STATIC_CHECK(WK_STEP_ROWS_MAX == MODEL_DRAFT_ROWS_MAX);
 STATIC_CHECK(SAMPLER_TOP_LOGPROBS_MAX == MSG_TOP_LOGPROBS_MAX);
@@ -43,6 +52,8 @@ struct wk_exec {
     _Atomic uint64_t bytes_done, bytes_total;
     struct err_detail failure;
     struct wk_loaded loaded;
+    atomic_bool ending;
+    _Atomic uint64_t steps;
 
     /* device thread only */
     struct model *model;
@@ -60,6 +71,13 @@ struct wk_exec {
     uint32_t *batch_ids;
     struct wk_taps *taps, *taps_next; /* in use; to be used once no batch is paused */
     struct wk_result result;
+    struct wk_ranks *ranks;
+    bool follows; /* a rank above 0 */
+    bool canary_done;
+    struct hash128 settings;
+    struct wk_plan *heard;
+    struct wk_plan_ring *ring; /* with ranks: for the dump */
+    char dump_path[512];
 };
 
 /* ---- taps ---- */
@@ -134,6 +152,10 @@ static void prefill_begin(struct wk_exec *x, const struct wk_plan *p)
 static void prefill_finish(struct wk_exec *x)
 {
     const float *logits = model_finish(x->prefill_cursor);
+    if (x->follows || model_cursor_fault(x->prefill_cursor) != ERR_OK) {
+        x->batch.row_count = 0;
+        return; /* rank 0 samples, and tells the tokens with the next plan */
+    }
     uint32_t vocab = x->loaded.info->vocab_size;
     uint32_t row = 0;
     for (uint32_t i = 0; i < x->batch.seq_count; i++) {
@@ -180,6 +202,8 @@ static void run_decode(struct wk_exec *x, const struct wk_plan *p)
     }
     model_begin(x->decode_cursor, &x->kv, &batch);
     const float *logits = model_finish(x->decode_cursor);
+    if (x->follows || model_cursor_fault(x->decode_cursor) != ERR_OK)
+        return;
     uint32_t vocab = x->loaded.info->vocab_size;
     for (uint32_t i = 0; i < p->seq_count; i++) {
         const struct wk_plan_seq *s = &p->seqs[i];
@@ -194,36 +218,97 @@ static void run_decode(struct wk_exec *x, const struct wk_plan *p)
     x->result.seq_count = p->seq_count;
 }
 
+static void batch_drop(struct wk_exec *x)
+{
+    if (x->batch.row_count > 0)
+        model_abandon(x->prefill_cursor);
+    x->batch.row_count = 0;
+}
+
+/* The fault of a collective while the plan ran. */
+static enum err kind_run(struct wk_exec *x, const struct wk_plan *p)
+{
+    if (p->kind == WK_PLAN_PREFILL) {
+        run_prefill(x, p);
+        return model_cursor_fault(x->prefill_cursor);
+    }
+    if (p->kind == WK_PLAN_DECODE) {
+        run_decode(x, p);
+        return model_cursor_fault(x->decode_cursor);
+    }
+    CHECK(x->batch.row_count > 0);
+    batch_drop(x);
+    return ERR_OK;
+}
+
+static enum err carry_out(struct wk_exec *x, const struct wk_plan *p)
+{
+    uint64_t begun = clock_mono_us();
+    x->step_last = p->step;
+    atomic_fetch_add_explicit(&x->steps, 1, memory_order_relaxed);
+    if (x->ring != NULL)
+        wk_plan_ring_add(x->ring, p, begun);
+    wk_tables_take(x->tables, p);
+    enum err e = kind_run(x, p);
+    if (x->ring != NULL && e == ERR_OK)
+        wk_plan_ring_done(x->ring, p->step, clock_mono_us() - begun);
+    return e;
+}
+
+static void group_lost(struct wk_exec *x, enum err e, const char *text)
+{
+    struct err_detail why = {{0}};
+    if (text == NULL) {
+        wk_fabric_fault(wk_ranks_fabric(x->ranks), &why);
+        text = why.text;
+    }
+    struct err_detail fault;
+    struct wk_plan_dump_head head = {.rank = wk_fabric_rank(wk_ranks_fabric(x->ranks)),
+                                     .ranks = wk_fabric_ranks(wk_ranks_fabric(x->ranks)),
+                                     .epoch = wk_fabric_epoch(wk_ranks_fabric(x->ranks)),
+                                     .now_us = clock_mono_us(),
+                                     .reason = text};
+    if (x->dump_path[0] != '\0' && wk_plan_dump(x->ring, &head, x->dump_path, &fault) != ERR_OK)
+        log_warn(WORKER, "plans not dumped", "reason=\"%s\"", fault.text);
+    log_warn(WORKER, "group lost", "code=%s step=%" PRIu64 " reason=\"%s\"", err_name(e),
+             x->step_last, text);
+    batch_drop(x);
+}
+
 static void run_plan(struct wk_exec *x, const struct wk_plan *p)
 {
-    struct err_detail detail;
+    struct err_detail detail = {{0}};
     uint64_t begun = clock_mono_us();
     x->result.step = p->step;
     x->result.plan_hash = p->hash;
     x->result.seq_count = 0;
     x->result.status = wk_plan_admit(p, x->step_last, x->epoch, &detail);
-    CHECK(x->result.status == ERR_OK); /* one process, one rank: the core's own bug */
-    x->step_last = p->step;
+    CHECK(x->result.status == ERR_OK); /* our own core's plan, in our own process */
     taps_change(x);
-    wk_tables_take(x->tables, p);
-    if (p->kind == WK_PLAN_PREFILL) {
-        run_prefill(x, p);
-    } else if (p->kind == WK_PLAN_DECODE) {
-        run_decode(x, p);
+    if (x->ranks != NULL)
+        x->result.status = wk_ranks_tell_plan(x->ranks, p, ERR_OK, &detail);
+    if (x->result.status != ERR_OK) {
+        x->step_last = p->step;
+        group_lost(x, x->result.status, detail.text);
     } else {
-        CHECK(x->batch.row_count > 0);
-        model_abandon(x->prefill_cursor);
-        x->batch.row_count = 0;
+        x->result.status = carry_out(x, p);
+        if (x->result.status != ERR_OK)
+            group_lost(x, x->result.status, NULL);
     }
+    if (x->result.status != ERR_OK)
+        x->result.seq_count = 0;
     x->result.tap_end = wk_taps_end(x->taps);
     x->result.step_us = clock_mono_us() - begun;
 }
 
 /* ---- the thread ---- */
 
-static void news_push(struct wk_exec *x, enum wk_news_type type, const struct wk_result *result)
+static void news_push(struct wk_exec *x, enum wk_news_type type, const struct wk_result *result,
+                      const struct hash128 *memory)
 {
     struct wk_news news = {.type = type, .result = result};
+    if (memory != NULL)
+        news.memory = *memory;
     CHECK(ring_push(x->news, &news));
     loop_wake(x->options.waker);
 }
@@ -255,6 +340,86 @@ static enum err cursors_create(struct wk_exec *x)
     return model_cursor_create(x->model, &decode, &x->decode_cursor, &x->failure);
 }
 
+/* Whatever must be the same on all ranks, or they would not compute the same. */
+static struct hash128 settings_of(const struct wk_exec *x)
+{
+    const struct wk_exec_options *o = &x->options;
+    const struct model_info *info = x->loaded.info;
+    struct hash_xxh3 h;
+    struct model_group group = wk_ranks_group(x->ranks);
+    uint32_t numbers[] = {o->entries,         o->plan_seqs,   o->slice_rows_max,
+                          o->decode_rows_max, o->context_max, (uint32_t)o->numerics,
+                          group.ranks,        group.moe};
+    hash_xxh3_init(&h);
+    hash_xxh3_add(&h, info->model_fp.bytes, sizeof info->model_fp.bytes);
+    hash_xxh3_add(&h, info->kernels, strlen(info->kernels));
+    hash_xxh3_add(&h, numbers, sizeof numbers);
+    hash_xxh3_add(&h, TANDEM_VERSION, sizeof TANDEM_VERSION);
+    return hash_xxh3_end(&h);
+}
+
+static struct wk_canary canary_of(const struct wk_exec *x)
+{
+    return (struct wk_canary){.model = x->model,
+                              .prefill = x->prefill_cursor,
+                              .decode = x->decode_cursor,
+                              .sampler = x->sampler,
+                              .rows_max = x->options.slice_rows_max};
+}
+
+/* The canary of all ranks together, where one of them has not run it yet: at the start, and when
+ * one was restarted.  ERR_CORRUPT: it comes out otherwise than before. */
+static enum err group_canary(struct wk_exec *x)
+{
+    struct wk_fabric *f = wk_ranks_fabric(x->ranks);
+    struct wk_canary canary = canary_of(x);
+    struct wk_loaded loaded = x->loaded;
+    uint32_t needs = !x->canary_done, all[WK_RANKS_MAX], any = 0;
+    TRY(wk_all_gather(f, &needs, sizeof needs, all));
+    for (uint32_t r = 0; r < wk_fabric_ranks(f); r++)
+        any |= all[r];
+    if (any == 0)
+        return ERR_OK;
+    wk_canary_run(&canary, &loaded);
+    TRY(wk_barrier(f));
+    if (x->canary_done &&
+        memcmp(loaded.canary_output, x->loaded.canary_output, sizeof loaded.canary_output) != 0) {
+        wk_fabric_leave(f);
+        return ERR_CORRUPT;
+    }
+    if (!x->canary_done) /* nobody else reads it before WK_NEWS_LOADED */
+        x->loaded = loaded;
+    x->canary_done = true;
+    return ERR_OK;
+}
+
+static enum err group_form(struct wk_exec *x, struct err_detail *detail)
+{
+    enum err e;
+    batch_drop(x);
+    do {
+        TRY(wk_ranks_form(x->ranks, &x->settings, &x->ending, detail));
+        e = group_canary(x);
+    } while (e != ERR_OK && e != ERR_CORRUPT);
+    if (e != ERR_OK)
+        return err_set(detail, e, "canary: the group computes otherwise than before");
+    log_info(WORKER, "group formed", "rank=%u ranks=%u epoch=%u",
+             wk_fabric_rank(wk_ranks_fabric(x->ranks)), wk_fabric_ranks(wk_ranks_fabric(x->ranks)),
+             wk_fabric_epoch(wk_ranks_fabric(x->ranks)));
+    return ERR_OK;
+}
+
+static enum err canary_run(struct wk_exec *x)
+{
+    if (x->ranks == NULL) {
+        struct wk_canary canary = canary_of(x);
+        wk_canary_run(&canary, &x->loaded);
+        return ERR_OK;
+    }
+    x->settings = settings_of(x);
+    return group_form(x, &x->failure);
+}
+
 static enum err load(struct wk_exec *x)
 {
     const struct wk_exec_options *o = &x->options;
@@ -266,6 +431,12 @@ static enum err load(struct wk_exec *x)
         .progress = on_bytes,
         .progress_arg = x,
     };
+    struct model_group group;
+    if (x->ranks != NULL) {
+        group = wk_ranks_group(x->ranks);
+        x->follows = group.rank > 0;
+        options.group = &group;
+    }
     TRY(model_load(&options, &x->model, &x->failure));
     struct wk_loaded *l = &x->loaded;
     l->info = model_info(x->model);
@@ -277,21 +448,124 @@ static enum err load(struct wk_exec *x)
     TRY(cursors_create(x));
     x->sampler = sampler_create(l->info->vocab_size, l->info->has_token);
     x->tables = wk_tables_create(o->entries, l->info->vocab_size);
-    struct wk_canary canary = {.model = x->model,
-                               .prefill = x->prefill_cursor,
-                               .decode = x->decode_cursor,
-                               .sampler = x->sampler,
-                               .rows_max = o->slice_rows_max};
-    wk_canary_run(&canary, l);
+    TRY(canary_run(x));
     l->load_us = clock_mono_us() - begun;
     return ERR_OK;
 }
 
-static void *thread_main(void *arg)
+/* Nobody would hear of a refusal that is repeated without a pause. */
+static void group_refused(struct wk_exec *x, enum err e, const char *text)
 {
-    struct wk_exec *x = arg;
-    bool good = load(x) == ERR_OK;
-    news_push(x, good ? WK_NEWS_LOADED : WK_NEWS_FAILED, NULL);
+    struct timespec pause = {0, 300000000};
+    if (e == ERR_OK || e == ERR_CANCELLED)
+        return;
+    log_error(WORKER, "group refused", "code=%s step=%" PRIu64 " reason=\"%s\"", err_name(e),
+              x->step_last, text);
+    nanosleep(&pause, NULL);
+}
+
+static void attach(struct wk_exec *x, const struct order *order)
+{
+    CHECK(x->batch.row_count == 0);
+    x->kv = order->kv;
+    x->epoch = order->epoch;
+    wk_tables_blocks(x->tables, x->loaded.context_max / order->kv.block_tokens + 2);
+    if (x->ranks == NULL)
+        return;
+    struct hash128 memory;
+    struct err_detail detail = {{0}};
+    struct wk_ranks_shape shape = {x->kv, x->epoch, x->step_last};
+    do {
+        enum err e = wk_ranks_formed(x->ranks) ? ERR_OK : group_form(x, &detail);
+        if (e == ERR_CANCELLED)
+            return;
+        group_refused(x, e, detail.text);
+    } while (!wk_ranks_formed(x->ranks) ||
+             wk_ranks_tell_shape(x->ranks, &shape, &memory) != ERR_OK);
+    news_push(x, WK_NEWS_ATTACHED, NULL, &memory);
+}
+
+static struct wk_plan_limits heard_limits(const struct wk_exec *x)
+{
+    return (struct wk_plan_limits){
+        .entries = x->options.entries,
+        .slot_count = x->kv.slot_count,
+        .block_count = x->kv.block_count,
+        .table_max = x->loaded.context_max / x->kv.block_tokens + 2,
+        .context_max = x->loaded.context_max,
+        .vocab_size = x->loaded.info->vocab_size,
+        .layer_count = x->loaded.info->layer_count,
+    };
+}
+
+/* A plan that asks for what the cursors cannot do would be our own CHECK: another rank sent it. */
+static bool heard_runs(const struct wk_exec *x, const struct wk_plan *p)
+{
+    bool paused = x->batch.row_count > 0;
+    if (p->kind == WK_PLAN_ABANDON || (p->kind == WK_PLAN_PREFILL && !p->begin))
+        return paused;
+    if (p->seq_count == 0 || p->row_count == 0)
+        return false;
+    if (p->kind == WK_PLAN_PREFILL)
+        return !paused && p->seq_count <= WK_PREFILL_SEQS_MAX &&
+               p->row_count <= x->options.slice_rows_max;
+    return p->row_count <= x->options.decode_rows_max;
+}
+
+static void shape_take(struct wk_exec *x, const struct wk_ranks_shape *shape)
+{
+    uint32_t rows = x->options.slice_rows_max > x->options.decode_rows_max
+                        ? x->options.slice_rows_max
+                        : x->options.decode_rows_max;
+    batch_drop(x);
+    x->kv = shape->kv;
+    x->epoch = shape->epoch;
+    x->step_last = shape->step_last;
+    wk_tables_blocks(x->tables, x->loaded.context_max / x->kv.block_tokens + 2);
+    if (x->heard == NULL)
+        x->heard = wk_plan_create(x->options.plan_seqs, rows,
+                                  rows + 4 * x->options.entries +
+                                      x->loaded.context_max / x->kv.block_tokens + 2,
+                                  x->loaded.context_max);
+}
+
+/* One order of rank 0, or the group formed anew. */
+static void follow_once(struct wk_exec *x)
+{
+    struct err_detail detail = {{0}};
+    struct wk_ranks_shape shape;
+    enum wk_order order = WK_ORDER_NONE;
+    enum err e = ERR_OK;
+    if (!wk_ranks_formed(x->ranks)) {
+        e = group_form(x, &detail);
+        group_refused(x, e, detail.text);
+        return;
+    }
+    struct wk_plan_limits limits = {0};
+    if (x->heard != NULL)
+        limits = heard_limits(x);
+    struct wk_ranks_hear want = {.limits = &limits,
+                                 .plan = x->heard,
+                                 .step_last = x->step_last,
+                                 .epoch = x->epoch,
+                                 .state_bytes = x->loaded.info->state_bytes,
+                                 .dsa_layers = x->loaded.info->dsa_layers};
+    e = wk_ranks_hear(x->ranks, &want, FOLLOW_WAIT_MS, &order, &shape, &detail);
+    if (e == ERR_OK && order == WK_ORDER_SHAPE)
+        shape_take(x, &shape);
+    if (e == ERR_OK && order == WK_ORDER_PLAN && !heard_runs(x, x->heard)) {
+        e = err_set(&detail, ERR_INVALID, "a plan that this rank cannot run");
+        wk_fabric_leave(wk_ranks_fabric(x->ranks));
+    } else if (e == ERR_OK && order == WK_ORDER_PLAN) {
+        e = carry_out(x, x->heard);
+        wk_fabric_fault(wk_ranks_fabric(x->ranks), &detail);
+    }
+    if (e != ERR_OK)
+        group_lost(x, e, detail.text);
+}
+
+static void lead(struct wk_exec *x, bool good)
+{
     for (;;) {
         struct order order;
         while (sem_wait(&x->wake) != 0)
@@ -299,21 +573,36 @@ static void *thread_main(void *arg)
         if (!ring_pop(x->orders, &order))
             continue;
         if (order.type == ORDER_END)
-            return NULL;
+            return;
         CHECK(good);
         if (order.type == ORDER_ATTACH) {
-            CHECK(x->batch.row_count == 0);
-            x->kv = order.kv;
-            x->epoch = order.epoch;
-            wk_tables_blocks(x->tables, x->loaded.context_max / order.kv.block_tokens + 2);
+            attach(x, &order);
         } else if (order.type == ORDER_TAPS) {
             wk_taps_destroy(&x->taps_next);
             x->taps_next = order.taps;
         } else {
             run_plan(x, order.plan);
-            news_push(x, WK_NEWS_DONE, &x->result);
+            news_push(x, WK_NEWS_DONE, &x->result, NULL);
         }
     }
+}
+
+static void *thread_main(void *arg)
+{
+    struct wk_exec *x = arg;
+    x->ranks = x->options.ranks;
+    if (x->ranks != NULL)
+        x->ring = wk_plan_ring_create(RING_BYTES);
+    enum err e = load(x);
+    if (e == ERR_CANCELLED)
+        return NULL; /* ended while waiting for the other ranks */
+    news_push(x, e == ERR_OK ? WK_NEWS_LOADED : WK_NEWS_FAILED, NULL, NULL);
+    if (!x->follows || e != ERR_OK)
+        lead(x, e == ERR_OK);
+    else
+        while (!atomic_load(&x->ending))
+            follow_once(x);
+    return NULL;
 }
 
 /* ---- loop thread ---- */
@@ -325,6 +614,8 @@ struct wk_exec *wk_exec_create(const struct wk_exec_options *options)
     struct wk_exec *x = mem_take(sizeof *x);
     x->magic = WK_EXEC_MAGIC;
     x->options = *options;
+    snprintf(x->dump_path, sizeof x->dump_path, "%s",
+             options->dump_path != NULL ? options->dump_path : "");
     x->orders = ring_create(RING_ITEMS, sizeof(struct order));
     x->news = ring_create(RING_ITEMS, sizeof(struct wk_news));
     x->seqs = mem_take_array(options->plan_seqs, sizeof *x->seqs);
@@ -349,6 +640,7 @@ void wk_exec_destroy(struct wk_exec **exec_p)
     if (x == NULL)
         return;
     CHECK_OBJ(x, WK_EXEC_MAGIC);
+    atomic_store(&x->ending, true);
     order_push(x, &(struct order){.type = ORDER_END});
     CHECK(pthread_join(x->thread, NULL) == 0);
     wk_taps_destroy(&x->taps);
@@ -361,12 +653,20 @@ void wk_exec_destroy(struct wk_exec **exec_p)
     ring_destroy(&x->orders);
     ring_destroy(&x->news);
     sem_destroy(&x->wake);
+    wk_plan_destroy(&x->heard);
+    wk_plan_ring_destroy(&x->ring);
     mem_give(x->seqs);
     mem_give(x->batch_ids);
     mem_give(x->result.seqs);
     x->magic = 0;
     mem_give(x);
     *exec_p = NULL;
+}
+
+uint64_t wk_exec_steps(const struct wk_exec *x)
+{
+    CHECK_OBJ(x, WK_EXEC_MAGIC);
+    return atomic_load_explicit(&x->steps, memory_order_relaxed);
 }
 
 bool wk_exec_news(struct wk_exec *x, struct wk_news *ret_news)

@@ -20,6 +20,7 @@
 struct loop_waker;
 struct wk_taps;
 struct wk_exec;
+struct wk_ranks;
 
 struct wk_exec_options {
     const char *directory; /* of the model; borrowed */
@@ -28,7 +29,9 @@ struct wk_exec_options {
     uint32_t entries;   /* sequences in the tables: wk_core_entries */
     uint32_t plan_seqs; /* wk_core_plan_seqs */
     uint32_t slice_rows_max, decode_rows_max;
-    uint32_t context_max; /* 0 = the model's */
+    uint32_t context_max;   /* 0 = the model's */
+    struct wk_ranks *ranks; /* NULL = this worker holds the whole model; borrowed */
+    const char *dump_path;  /* with ranks: the last plans go there when the group is lost */
     struct loop_waker *waker;
 };
 
@@ -43,10 +46,11 @@ struct wk_loaded {
     uint64_t load_us;
 };
 
-enum wk_news_type { WK_NEWS_LOADED = 1, WK_NEWS_FAILED, WK_NEWS_DONE };
+enum wk_news_type { WK_NEWS_LOADED = 1, WK_NEWS_FAILED, WK_NEWS_DONE, WK_NEWS_ATTACHED };
 struct wk_news {
     enum wk_news_type type;
     const struct wk_result *result; /* DONE: valid until the next wk_exec_run */
+    struct hash128 memory; /* ATTACHED: of the other ranks' cache memory; another one, other rows */
 };
 
 /* Starts the thread, which loads the model at once. */
@@ -60,8 +64,13 @@ const struct wk_loaded *wk_exec_loaded(const struct wk_exec *x);
 const struct err_detail *wk_exec_failure(const struct wk_exec *x); /* after WK_NEWS_FAILED */
 
 /* Names the cache memory for all later plans, which are of this epoch.  Only while no plan is in
- * flight and no prefill batch is paused. */
+ * flight and no prefill batch is paused.  With several ranks WK_NEWS_ATTACHED says when all have
+ * it, which takes as long as the group takes to form.  A plan that fails because of another rank
+ * comes back with its error, and the memory has to be named again. */
 void wk_exec_attach(struct wk_exec *x, const struct model_kv *kv, uint32_t epoch);
+/* Ranks above 0 carry out what rank 0 tells them from loading on; nothing is handed to them. */
+uint64_t wk_exec_steps(const struct wk_exec *x); /* plans carried out */
+
 /* Hands a tap ring over; it is written to from the next batch that begins with none paused. */
 void wk_exec_taps(struct wk_exec *x, struct wk_taps **taps_p);
 /* Hands the plan over until its WK_NEWS_DONE. */

@@ -17,8 +17,8 @@ struct call {
 
 const char *wk_collective_name(uint32_t kind)
 {
-    static const char *const names[] = {"?", "all_reduce", "all_gather", "pair_exchange",
-                                        "barrier"};
+    static const char *const names[] = {"?",       "all_reduce", "all_gather", "pair_exchange",
+                                        "barrier", "all_to_all", "tell"};
     return names[kind < ARRAY_COUNT(names) ? kind : 0];
 }
 
@@ -156,30 +156,38 @@ static size_t piece_of(const struct wk_fabric *f, size_t left)
     return left < f->link.message_bytes_max ? left : f->link.message_bytes_max;
 }
 
-static void sum_ranks(const float *const *parts, uint32_t ranks, float *out, size_t count)
+/* A link's memory need not be aligned. */
+static float f32_at(const uint8_t *bytes, size_t i)
+{
+    float value;
+    memcpy(&value, bytes + i * sizeof value, sizeof value);
+    return value;
+}
+
+static void sum_ranks(const uint8_t *const *parts, uint32_t ranks, float *out, size_t count)
 {
     if (ranks == 2) {
         for (size_t i = 0; i < count; i++)
-            out[i] = parts[0][i] + parts[1][i];
+            out[i] = f32_at(parts[0], i) + f32_at(parts[1], i);
         return;
     }
     for (size_t i = 0; i < count; i++) {
-        float sum = parts[0][i];
+        float sum = f32_at(parts[0], i);
         for (uint32_t r = 1; r < ranks; r++)
-            sum += parts[r][i];
+            sum += f32_at(parts[r], i);
         out[i] = sum;
     }
 }
 
 static enum err reduce_piece(struct wk_fabric *f, const struct call *c, float *values, size_t count)
 {
-    const float *parts[WK_RANKS_MAX];
+    const uint8_t *parts[WK_RANKS_MAX];
     TRY(piece_send_all(f, c, values, count * sizeof *values));
     for (uint32_t peer = 0; peer < f->ranks; peer++) {
         const uint8_t *bytes = (const uint8_t *)values;
         if (peer != f->rank)
             TRY(piece_receive(f, c, peer, count * sizeof *values, &bytes));
-        parts[peer] = (const float *)(const void *)bytes;
+        parts[peer] = bytes;
     }
     sum_ranks(parts, f->ranks, values, count);
     for (uint32_t peer = 0; peer < f->ranks; peer++)
@@ -199,29 +207,49 @@ enum err wk_all_reduce(struct wk_fabric *f, float *values, size_t count)
     return ERR_OK;
 }
 
-enum err wk_all_gather(struct wk_fabric *f, const void *own, size_t bytes, void *ret_all)
+/* Sends peer p the bytes at own + p * step, step 0 = the same to all, and takes in theirs. */
+static enum err parts_exchange(struct wk_fabric *f, const struct call *c, const uint8_t *own,
+                               size_t step, size_t bytes, uint8_t *all)
 {
-    struct call c = call_begin(f, WK_ALL_GATHER, bytes);
-    if (f->fault != ERR_OK)
-        return f->fault;
-    uint8_t *all = ret_all;
-    if (bytes > 0 && own != all + f->rank * bytes)
-        memcpy(all + f->rank * bytes, own, bytes);
     size_t at = 0;
     do { /* an empty share sends its message too */
         size_t count = piece_of(f, bytes - at);
-        TRY(piece_send_all(f, &c, all + f->rank * bytes + at, count));
+        for (uint32_t peer = 0; peer < f->ranks; peer++)
+            if (peer != f->rank)
+                TRY(piece_send(f, c, peer, own + peer * step + at, count));
         for (uint32_t peer = 0; peer < f->ranks; peer++) {
             const uint8_t *from = NULL;
             if (peer == f->rank)
                 continue;
-            TRY(piece_receive(f, &c, peer, count, &from));
+            TRY(piece_receive(f, c, peer, count, &from));
             memcpy(all + peer * bytes + at, from, count);
             f->link.ops->release(f->link.self, peer);
         }
         at += count;
     } while (at < bytes);
     return ERR_OK;
+}
+
+enum err wk_all_gather(struct wk_fabric *f, const void *own, size_t bytes, void *ret_all)
+{
+    struct call c = call_begin(f, WK_ALL_GATHER, bytes);
+    if (f->fault != ERR_OK)
+        return f->fault;
+    uint8_t *mine = (uint8_t *)ret_all + f->rank * bytes;
+    if (bytes > 0 && own != mine)
+        memcpy(mine, own, bytes);
+    return parts_exchange(f, &c, mine, 0, bytes, ret_all);
+}
+
+enum err wk_all_to_all(struct wk_fabric *f, const void *own, size_t bytes, void *ret_all)
+{
+    struct call c = call_begin(f, WK_ALL_TO_ALL, bytes);
+    CHECK(own != ret_all);
+    if (f->fault != ERR_OK)
+        return f->fault;
+    if (bytes > 0)
+        memcpy((uint8_t *)ret_all + f->rank * bytes, (const uint8_t *)own + f->rank * bytes, bytes);
+    return parts_exchange(f, &c, own, bytes, bytes, ret_all);
 }
 
 enum err wk_pair_exchange(struct wk_fabric *f, uint32_t peer, const void *own, size_t bytes,
@@ -257,5 +285,69 @@ enum err wk_barrier(struct wk_fabric *f)
         TRY(piece_receive(f, &c, peer, 0, &from));
         f->link.ops->release(f->link.self, peer);
     }
+    return ERR_OK;
+}
+
+enum err wk_tell(struct wk_fabric *f, const void *bytes, size_t count)
+{
+    struct call c = call_begin(f, WK_TELL, count);
+    CHECK(f->rank == 0 && count > 0);
+    if (f->fault != ERR_OK)
+        return f->fault;
+    f->step = 0;
+    for (size_t at = 0; at < count;) {
+        size_t piece = piece_of(f, count - at);
+        TRY(piece_send_all(f, &c, (const uint8_t *)bytes + at, piece));
+        at += piece;
+    }
+    return ERR_OK;
+}
+
+/* Until rank 0 has said something; what it is stays unread. */
+static enum err tell_wait(struct wk_fabric *f, uint64_t end_us, uint64_t *ret_bytes_all)
+{
+    for (;;) {
+        struct wk_link_message m;
+        enum err e = f->link.ops->receive(f->link.self, 0, &m, WK_LOOK_US);
+        if (e == ERR_OK && m.head.epoch >= f->own.epoch && m.head.number > f->received[0]) {
+            /* Not released: it is received again, and only then believed. */
+            *ret_bytes_all = m.head.bytes_all > 0 ? m.head.bytes_all : 1;
+            return ERR_OK;
+        }
+        if (e == ERR_OK) {
+            f->stats.stale++;
+            f->link.ops->release(f->link.self, 0);
+            continue;
+        }
+        if (e != ERR_BUSY)
+            return wk_fabric_fail(f, e, "waiting for rank 0: %s", err_text(e));
+        TRY(wk_fabric_look(f, "waiting for rank 0"));
+        if (clock_mono_us() >= end_us)
+            return ERR_BUSY;
+    }
+}
+
+enum err wk_hear(struct wk_fabric *f, void *ret_bytes, size_t bytes_max, size_t *ret_count,
+                 uint32_t wait_ms)
+{
+    struct call c = call_begin(f, WK_TELL, 0);
+    CHECK(f->rank > 0);
+    if (f->fault != ERR_OK)
+        return f->fault;
+    f->step = 0;
+    TRY(tell_wait(f, clock_mono_us() + (uint64_t)wait_ms * 1000, &c.bytes_all));
+    if (c.bytes_all > bytes_max)
+        return wk_fabric_fail(f, ERR_TOO_LARGE, "rank 0 tells %" PRIu64 " bytes, at most %zu",
+                              c.bytes_all, bytes_max);
+    c.deadline_us = clock_mono_us() + (uint64_t)f->options.deadline_ms * 1000;
+    for (size_t at = 0; at < c.bytes_all;) {
+        const uint8_t *from = NULL;
+        size_t piece = piece_of(f, c.bytes_all - at);
+        TRY(piece_receive(f, &c, 0, piece, &from));
+        memcpy((uint8_t *)ret_bytes + at, from, piece);
+        f->link.ops->release(f->link.self, 0);
+        at += piece;
+    }
+    *ret_count = c.bytes_all;
     return ERR_OK;
 }

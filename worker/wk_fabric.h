@@ -55,9 +55,18 @@ void wk_fabric_step(struct wk_fabric *f, uint64_t step);
 MUST_USE enum err wk_all_reduce(struct wk_fabric *f, float *values, size_t count);
 /* ret_all [ranks, bytes] in rank order; own may lie at its place in it.  A share may be empty. */
 MUST_USE enum err wk_all_gather(struct wk_fabric *f, const void *own, size_t bytes, void *ret_all);
+/* Part r of own [ranks, bytes] goes to rank r; ret_all [ranks, bytes]: the parts for this one. */
+MUST_USE enum err wk_all_to_all(struct wk_fabric *f, const void *own, size_t bytes, void *ret_all);
 /* With one peer; both sides call it. */
 MUST_USE enum err wk_pair_exchange(struct wk_fabric *f, uint32_t peer, const void *own,
                                    size_t bytes, void *ret_theirs);
 MUST_USE enum err wk_barrier(struct wk_fabric *f);
+
+/* Rank 0 tells all others; they hear it, in order, between their collectives.  Waiting to hear is
+ * no collective and has no deadline: ERR_BUSY when nothing was told within wait_ms, while all
+ * ranks live.  More than bytes_max is a fault. */
+MUST_USE enum err wk_tell(struct wk_fabric *f, const void *bytes, size_t count);
+MUST_USE enum err wk_hear(struct wk_fabric *f, void *ret_bytes, size_t bytes_max, size_t *ret_count,
+                          uint32_t wait_ms);
 
 #endif

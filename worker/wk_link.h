@@ -21,6 +21,8 @@ enum wk_collective {
     WK_ALL_GATHER = 2,
     WK_PAIR_EXCHANGE = 3,
     WK_BARRIER = 4,
+    WK_ALL_TO_ALL = 5,
+    WK_TELL = 6, /* rank 0 to the others, outside of any step */
 };
 
 #define WK_HEAD_MAGIC 0x31424654u /* "TFB1" */
@@ -60,8 +62,8 @@ struct wk_link_ops {
     /* Copies.  ERR_BUSY: no room for wait_us; ERR_CLOSED: the link is gone for good. */
     enum err (*send)(void *self, uint32_t peer, const struct wk_head *head, const void *bytes,
                      uint64_t wait_us);
-    /* The oldest message of the peer, which stays where it is until release.  ERR_BUSY: none
-     * within wait_us. */
+    /* The oldest message of the peer, which stays where it is until release: receiving again gives
+     * it again.  ERR_BUSY: none within wait_us. */
     enum err (*receive)(void *self, uint32_t peer, struct wk_link_message *ret_message,
                         uint64_t wait_us);
     void (*release)(void *self, uint32_t peer);

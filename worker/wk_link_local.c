@@ -273,7 +273,6 @@ static enum err local_receive(void *self, uint32_t peer, struct wk_link_message 
 {
     struct local_link *k = self;
     CHECK_OBJ(k, LINK_MAGIC);
-    CHECK(!k->holding[peer]);
     struct ring_head *r = ring_at(k->local, peer, k->rank);
     uint64_t taken = atomic_load_explicit(&r->taken, memory_order_relaxed);
     if (atomic_load_explicit(&r->written, memory_order_acquire) == taken &&

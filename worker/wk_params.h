@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* worker/wk_params.h - the worker's parameters as a struct (filled once at start). */
+/* worker/wk_params.h - the worker's parameters as a struct (filled once at start), and what follows
+ * from them for the device thread. */
 #ifndef WORKER_WK_PARAMS_H
 #define WORKER_WK_PARAMS_H
 
@@ -11,5 +12,14 @@ struct wk_params {
 #include "worker/wk_params.def"
 #undef PARAM
 };
+
+struct wk_exec_options;
+struct wk_ranks;
+
+/* Without waker and ranks. */
+struct wk_exec_options wk_params_exec(const struct wk_params *p);
+/* Only with ranks > 1.  Files lie in run_dir. */
+MUST_USE enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,
+                                  struct err_detail *detail);
 
 #endif

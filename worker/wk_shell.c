@@ -16,6 +16,7 @@
 #include "lib/net/redis.h"
 #include "lib/net/status.h"
 #include "proto/wire.h"
+#include "worker/wk_ranks.h"
 #include "worker/wk_shell_state.h"
 
 /* A message's payload is at most 8 MiB; an answer's arrays lie beside the core's own. */
@@ -299,8 +300,13 @@ static void on_news(void *arg)
         if (news.type == WK_NEWS_DONE) {
             CHECK(s->busy && s->core != NULL);
             s->busy = false;
+            /* Another rank is lost, and with it the rows that this step wrote there. */
+            if (news.result->status != ERR_OK && s->kv.attached)
+                wk_shell_kv_lost(s, "group lost");
             struct wk_event event = {.type = WK_EV_DONE, .result = news.result};
             wk_shell_step(s, &event);
+        } else if (news.type == WK_NEWS_ATTACHED) {
+            wk_shell_kv_formed(s, &news.memory);
         } else if (news.type == WK_NEWS_LOADED) {
             wk_exec_progress(s->exec, &s->load_bytes, &(uint64_t){0});
             on_loaded(s);
@@ -361,18 +367,12 @@ static enum err connect_all(struct wk_shell *s, struct err_detail *detail)
 
 static void exec_open(struct wk_shell *s)
 {
-    const struct wk_params *p = s->params;
-    struct wk_exec_options o = {
-        .directory = p->model,
-        .numerics = strcmp(p->numerics, "exact") == 0 ? MODEL_EXACT : MODEL_FAST,
-        .threads = p->threads,
-        .entries = wk_core_entries(&s->core_options),
-        .plan_seqs = wk_core_plan_seqs(&s->core_options),
-        .slice_rows_max = p->slice_rows_max,
-        .decode_rows_max = p->decode_rows_max,
-        .context_max = p->context_max,
-        .waker = s->waker,
-    };
+    struct wk_exec_options o = wk_params_exec(s->params);
+    char dump[PARAM_STR_BYTES + 32];
+    snprintf(dump, sizeof dump, "%s/worker-%u.plans", s->params->run_dir, s->params->id);
+    o.ranks = s->ranks;
+    o.dump_path = dump;
+    o.waker = s->waker;
     s->load_begun_us = loop_now_us(s->loop);
     s->exec = wk_exec_create(&o);
 }
@@ -409,6 +409,8 @@ enum err wk_shell_create(struct loop *l, const struct wk_params *params, const c
         core_options_fill(s, &spec);
         e = connect_all(s, detail);
     }
+    if (e == ERR_OK && params->ranks > 1)
+        e = wk_params_ranks(params, &s->ranks, detail);
     if (e == ERR_OK)
         e = wk_shell_status_open(s, detail);
     if (e != ERR_OK) {
@@ -469,6 +471,7 @@ void wk_shell_destroy(struct wk_shell **shell_p)
         return;
     wk_shell_leave(s);
     wk_exec_destroy(&s->exec);
+    wk_ranks_destroy(&s->ranks);
     wk_core_destroy(&s->core);
     wk_shell_kv_close(s);
     loop_waker_destroy(&s->waker);

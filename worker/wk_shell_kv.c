@@ -180,6 +180,33 @@ static void core_open(struct wk_shell *s, const struct wk_arena_shape *shape)
     wk_shell_draft_beat(s); /* its ring should be there before the first prompt */
 }
 
+/* The core may use the arena. */
+static void attached(struct wk_shell *s)
+{
+    struct wk_arena_state *kv = &s->kv;
+    const struct kv_layout *l = &kv->mapping.layout;
+    struct wk_event event = {
+        .type = WK_EV_KV_ATTACHED,
+        .kv_epoch = kv->epoch,
+        .shape = {.block_tokens = l->geometry.block_tokens,
+                  .block_count = l->block_count,
+                  .slot_count = l->slot_count,
+                  .live_slots = kv->offer.live_slots,
+                  .snapshot_every = kv->offer.snapshot_every},
+        .granted_count = kv->offer.granted_count,
+        .granted = kv->offer_granted,
+    };
+    if (s->core == NULL)
+        core_open(s, &event.shape);
+    log_info(WORKER, "arena attached",
+             "path=%s blocks=%u block_tokens=%u slots=%u snapshots=%u epoch=%u kvmgr=%016" PRIx64,
+             kv->offer_path, event.shape.block_count, event.shape.block_tokens,
+             event.shape.live_slots, event.shape.slot_count - event.shape.live_slots, kv->epoch,
+             kv->incarnation);
+    wk_shell_step(s, &event);
+    status_set_state(s->status, s->stopping ? "draining" : "ready");
+}
+
 static void arena_take(struct wk_shell *s)
 {
     struct wk_arena_state *kv = &s->kv;
@@ -202,28 +229,33 @@ static void arena_take(struct wk_shell *s)
     kv->attached = true;
     kv->incarnation = kv->offer.incarnation;
     kv->epoch = kv->offer.epoch;
-    struct wk_event event = {
-        .type = WK_EV_KV_ATTACHED,
-        .kv_epoch = kv->epoch,
-        .shape = {.block_tokens = kv->offer.block_tokens,
-                  .block_count = mapping.layout.block_count,
-                  .slot_count = mapping.layout.slot_count,
-                  .live_slots = kv->offer.live_slots,
-                  .snapshot_every = kv->offer.snapshot_every},
-        .granted_count = kv->offer.granted_count,
-        .granted = kv->offer_granted,
-    };
-    struct model_kv memory = model_kv_of(&mapping);
-    if (s->core == NULL)
-        core_open(s, &event.shape);
+    struct model_kv memory = model_kv_of(&kv->mapping);
     wk_exec_attach(s->exec, &memory, kv->epoch);
-    log_info(WORKER, "arena attached",
-             "path=%s blocks=%u block_tokens=%u slots=%u snapshots=%u epoch=%u kvmgr=%016" PRIx64,
-             kv->offer_path, event.shape.block_count, event.shape.block_tokens,
-             event.shape.live_slots, event.shape.slot_count - event.shape.live_slots, kv->epoch,
-             kv->incarnation);
-    wk_shell_step(s, &event);
-    status_set_state(s->status, s->stopping ? "draining" : "ready");
+    if (s->ranks == NULL)
+        attached(s);
+    else
+        kv->forming++;
+}
+
+/* Rows that a rank above 0 has lost must not be found again by their hashes: the key of the hashes
+ * changes with the memory that holds the rows. */
+void wk_shell_kv_formed(struct wk_shell *s, const struct hash128 *memory)
+{
+    CHECK(s->kv.forming > 0);
+    s->kv.forming--;
+    if (s->kv.forming > 0 || !s->kv.attached)
+        return; /* another memory has been named since, or this one is lost again */
+    struct block_hash_key key;
+    STATIC_CHECK(sizeof key.bytes == 2 * sizeof(struct hash128));
+    for (uint8_t half = 0; half < 2; half++) {
+        struct hash128 h = hash_blake2b(s->key.bytes, sizeof s->key.bytes, memory->bytes,
+                                        sizeof memory->bytes, &half, 1, NULL, 0);
+        memcpy(key.bytes + half * sizeof h, &h, sizeof h);
+    }
+    s->core_options.key = key;
+    if (s->core != NULL)
+        wk_core_key(s->core, &key);
+    attached(s);
 }
 
 void wk_shell_kv_settle(struct wk_shell *s)

@@ -50,6 +50,7 @@ struct wk_arena_state {
     uint64_t incarnation; /* of kvmgr */
     uint32_t epoch;
     uint64_t asked_us; /* last KvAttach */
+    uint32_t forming;  /* memories named to the ranks that not all of them have yet */
     struct wk_mapping mapping;
 };
 
@@ -81,6 +82,7 @@ struct wk_shell {
     struct loop_waker *waker;
     struct arena arena_in, arena_out, arena_core;
 
+    struct wk_ranks *ranks; /* NULL = this worker holds the whole model */
     struct wk_exec *exec;
     bool loaded, load_failed, busy; /* busy: a plan is in flight ... */
     uint64_t run_us;                /* ... since then */
@@ -114,6 +116,7 @@ void wk_shell_kv_message(struct wk_shell *s, const struct msg *m);
 void wk_shell_kv_beat(struct wk_shell *s);
 void wk_shell_kv_lost(struct wk_shell *s, const char *why);
 void wk_shell_kv_settle(struct wk_shell *s); /* takes an offered arena once the core is quiet */
+void wk_shell_kv_formed(struct wk_shell *s, const struct hash128 *memory); /* all ranks have it */
 void wk_shell_kv_close(struct wk_shell *s);
 
 /* wk_shell_draft.c */

@@ -60,7 +60,11 @@ static void score_items(const void *arg, uint32_t begin, uint32_t end)
         for (uint32_t p = first; p < last; p += DOT_OUTS) {
             const float *keys[DOT_OUTS];
             _Alignas(64) float tile[DOT_OUTS][OP_INDEX_DIM_MAX];
-            uint32_t some = last - p < DOT_OUTS ? last - p : DOT_OUTS;
+            uint32_t some = last - p < DOT_OUTS ? last - p : DOT_OUTS, owned = 0;
+            for (uint32_t k = 0; k < some; k++)
+                owned += (uint32_t)op_shard_owns(&a->pages.shard, p + k);
+            if (owned == 0)
+                continue;
             for (uint32_t k = 0; k < DOT_OUTS; k++)
                 keys[k] =
                     k < some ? kv_row_at(&a->pages, seq->blocks, p + k, a->dim, tile[k]) : keys[0];

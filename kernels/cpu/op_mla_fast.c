@@ -150,7 +150,8 @@ static void attend_scores(const struct attend *t)
     }
 }
 
-static void softmax(float *x, uint32_t count)
+/* Returns the log of the sum of exponentials. */
+static float softmax(float *x, uint32_t count)
 {
     float top = -INFINITY;
     for (uint32_t j = 0; j < count; j++)
@@ -163,9 +164,10 @@ static void softmax(float *x, uint32_t count)
         sum += vf_load(lane);
         vf_put(x + j, vf_load(lane), n);
     }
-    float factor = 1 / vf_sum(sum);
+    float all = vf_sum(sum), factor = 1 / all;
     VF_EACH(count, j, n)
     vf_put(x + j, vf_get(x + j, n) * factor, n);
+    return count > 0 ? top + logf(all) : -INFINITY;
 }
 
 /* o[h] += sum over j in [first, last) of weight[h][j] c_j, on VALUE_COLUMNS latents of DOT_OUTS
@@ -258,8 +260,11 @@ static void attend_items(const void *arg, uint32_t begin, uint32_t end)
         for (uint32_t h = 0; h < t.heads; h++)
             t.weight[h] = (float *)(void *)(a->work + (item + h) * a->selected_stride);
         attend_scores(&t);
-        for (uint32_t h = 0; h < t.heads; h++)
-            softmax(t.weight[h], t.count);
+        for (uint32_t h = 0; h < t.heads; h++) {
+            float lse = softmax(t.weight[h], t.count);
+            if (a->lse != NULL)
+                a->lse[item + h] = lse;
+        }
         attend_values(&t);
     }
 }

@@ -26,7 +26,7 @@ static void pool_rows(const void *arg, uint32_t begin, uint32_t end)
     for (uint32_t r = begin; r < end; r++) {
         const struct op_seq *seq = &a->seqs[a->seq_of[r]];
         uint32_t last = seq->position_start + (r - seq->row_begin);
-        if ((last + 1) % a->kpool != 0)
+        if ((last + 1) % a->kpool != 0 || !op_shard_owns(&a->pages.shard, last / a->kpool))
             continue;
         const float *key[OP_KPOOL_MAX], *gate[OP_KPOOL_MAX];
         for (uint32_t j = 0; j < a->kpool; j++) {
@@ -96,6 +96,8 @@ static void score_rows(const void *arg, uint32_t begin, uint32_t end)
         const float *q = a->q + (uint64_t)row * a->heads * a->dim;
         const float *w = a->w + (uint64_t)row * a->heads;
         for (uint32_t p = 0; p < pools; p++) {
+            if (!op_shard_owns(&a->pages.shard, p))
+                continue;
             float tile[OP_INDEX_DIM_MAX];
             const float *key = op_page_load(&a->pages, seq->blocks, p, a->dim, tile);
             double sum = 0;

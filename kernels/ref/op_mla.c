@@ -15,6 +15,8 @@ static void latent_write_seqs(const void *arg, uint32_t begin, uint32_t end)
     for (uint32_t s = begin; s < end; s++) {
         const struct op_seq *seq = &a->seqs[s];
         for (uint32_t r = 0; r < seq->row_count; r++) {
+            if (!op_shard_owns(&a->pages.shard, seq->position_start + r))
+                continue;
             uint8_t *to =
                 op_page_row(&a->pages, seq->blocks, seq->position_start + r, a->latent_dim);
             op_latent_row_store(a->pages.type,
@@ -89,6 +91,8 @@ static void attend_item(const struct op_mla_attend_args *a, uint32_t item)
         p[j] = exp(p[j] - top);
         sum += p[j];
     }
+    if (a->lse != NULL)
+        a->lse[item] = count > 0 ? (float)(top + log(sum)) : -INFINITY;
     double out[OP_LATENT_MAX];
     memset(out, 0, a->latent * sizeof(double));
     for (uint32_t j = 0; j < count; j++) {

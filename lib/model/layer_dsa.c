@@ -16,8 +16,9 @@ static void dsa_index(struct model_cursor *c, const struct weights_dsa *w, uint3
     uint8_t *base = c->kv.blocks + m->dsa_number[layer] * c->kv.layer_stride + c->kv.index_offset;
     struct op_pages pages = {.base = base,
                              .block_stride = c->kv.block_stride,
-                             .rows_per_block = c->kv.block_tokens / kpool,
-                             .type = c->kv.index_type};
+                             .rows_per_block = cursor_block_rows(c) / kpool,
+                             .type = c->kv.index_type,
+                             .shard = cursor_shard(c, kpool)};
 
     cursor_linear(c, &w->index_q, b->c_q, config->q_rank, b->index_q, heads * dim);
     cursor_linear(c, &w->index_k, b->x, config->hidden, b->index_key, dim);
@@ -38,6 +39,10 @@ static void dsa_index(struct model_cursor *c, const struct weights_dsa *w, uint3
             .pages = pages, .score = b->score, .score_stride = b->score_stride, .row_first = row,
             .row_count = count, .heads = heads, .dim = dim, .kpool = kpool,
             .pools_kept = m->pools_kept);
+        if (dcp_on(m)) {
+            dcp_select(c, row, count);
+            continue;
+        }
         RUN(c, index_select, .seqs = c->seqs, .seq_of = c->seq_of, .score = b->score,
             .score_stride = b->score_stride, .selected = b->selected,
             .selected_count = b->selected_count, .row_first = row, .row_count = count,
@@ -71,8 +76,9 @@ void layer_dsa(struct model_cursor *c, uint32_t layer)
     uint32_t heads = config->heads, rank = config->kv_rank;
     struct op_pages pages = {.base = c->kv.blocks + m->dsa_number[layer] * c->kv.layer_stride,
                              .block_stride = c->kv.block_stride,
-                             .rows_per_block = c->kv.block_tokens,
-                             .type = c->kv.kv_type};
+                             .rows_per_block = cursor_block_rows(c),
+                             .type = c->kv.kv_type,
+                             .shard = cursor_shard(c, 1)};
 
     cursor_tap(c, layer, MODEL_INPUT_MIXER, b->x, config->hidden);
     cursor_linear(c, &w->q_a, b->x, config->hidden, b->c_q, config->q_rank);
@@ -89,7 +95,10 @@ void layer_dsa(struct model_cursor *c, uint32_t layer)
     dsa_index(c, w, layer);
     RUN(c, mla_absorb, .q = b->q, .kv_b = w->kv_b, .q_abs = b->q_abs, .rows = c->row_count,
         .heads = heads, .nope = config->nope_dim, .v_dim = config->v_dim, .latent = rank);
-    dsa_attend(c, &pages);
+    if (dcp_on(m))
+        dcp_attend(c, &pages);
+    else
+        dsa_attend(c, &pages);
     RUN(c, mla_value, .o_abs = b->o_abs, .kv_b = w->kv_b, .o = b->o, .rows = c->row_count,
         .heads = heads, .nope = config->nope_dim, .v_dim = config->v_dim, .latent = rank);
     cursor_tap(c, layer, MODEL_INPUT_O, b->o, heads * config->v_dim);

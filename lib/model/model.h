@@ -38,8 +38,13 @@ typedef void (*model_progress_fn)(void *arg, uint64_t bytes_done, uint64_t bytes
 struct model_group {
     uint32_t rank, ranks;
     enum shard_moe moe;
+    /* 0: every rank keeps the cache rows of all positions.  Else latent and index rows go round the
+     * ranks, this many positions at a time: a multiple of index_kpool that divides a block. */
+    uint32_t interleave;
     enum err (*all_reduce)(void *arg, float *values, size_t count);
     enum err (*all_gather)(void *arg, const void *own, size_t bytes, void *ret_all);
+    /* part r of own [ranks, bytes] goes to rank r; needed with an interleave */
+    enum err (*all_to_all)(void *arg, const void *own, size_t bytes, void *ret_all);
     void *arg;
 };
 
@@ -92,7 +97,9 @@ const struct model_info *model_info(const struct model *m);
  * DSA layer d (0-based among DSA layers) begins at d * layer_stride with block_tokens latent rows
  * [latent_dim] and, at + index_offset, block_tokens / index_kpool pooled rows [index_dim]; rows are
  * stored as lib/base/kv_row.h says, state in f32.
- * Position p of a sequence is row p % block_tokens of the sequence's block p / block_tokens. */
+ * Position p of a sequence is row p % block_tokens of the sequence's block p / block_tokens.  With
+ * an interleave a rank has only its own 1 / ranks of a block's rows, in the same order and without
+ * gaps; block_tokens is that of the whole, a multiple of ranks * interleave. */
 struct model_kv {
     uint8_t *blocks;
     uint64_t block_stride;

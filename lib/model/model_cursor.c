@@ -55,7 +55,7 @@ static void take_mixer(struct model_cursor *c, uint64_t rows)
     b->score_rows =
         work_rows(b->score_stride * sizeof(double), SCORE_WORK_BYTES, c->options.rows_max);
     b->score = mem_take_array(b->score_stride * b->score_rows, sizeof(double));
-    uint64_t attend = (uint64_t)config->heads * m->selected_max;
+    uint64_t attend = (uint64_t)(dcp_on(m) ? m->whole.heads : config->heads) * m->selected_max;
     b->attend_rows = work_rows(attend * sizeof(double), ATTEND_WORK_BYTES, c->options.rows_max);
     b->attend = mem_take_array(attend * b->attend_rows, sizeof(double));
 }
@@ -110,6 +110,7 @@ enum err model_cursor_create(struct model *m, const struct model_cursor_options 
     c->b.mix = take_rows(rows, OP_STREAMS * OP_STREAMS);
     take_mixer(c, rows);
     take_mlp(c, rows);
+    dcp_take(c);
     c->b.head_x = take_rows(options->logits_rows_max + 1u, hidden);
     c->b.logits = take_rows(options->logits_rows_max + 1u, m->config.vocab_size);
     if (m->group.ranks > 1) {
@@ -176,6 +177,7 @@ void model_cursor_destroy(struct model_cursor **cursor_p)
                    b->logits_rows};
     for (size_t i = 0; i < ARRAY_COUNT(all); i++)
         mem_give(all[i]);
+    dcp_give(c);
     mem_give(c->watch_rows);
     c->magic = 0;
     mem_give(c);
@@ -254,6 +256,8 @@ void model_begin(struct model_cursor *c, const struct model_kv *kv, const struct
     CHECK(batch->seq_count > 0 && batch->seq_count <= c->options.seqs_max);
     CHECK(batch->row_count > 0 && batch->row_count <= c->options.rows_max);
     CHECK(kv->block_tokens > 0 && kv->block_tokens % config->index_kpool == 0);
+    CHECK(!dcp_on(c->model) ||
+          kv->block_tokens % (c->model->group.ranks * c->model->group.interleave) == 0);
     CHECK(kv->slot_stride >= c->model->info.state_bytes);
     CHECK(kv->slot_stride % sizeof(float) == 0);
     CHECK(kv->kv_type < KV_ROW_COUNT && kv->index_type < KV_ROW_COUNT);

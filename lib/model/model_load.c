@@ -173,6 +173,12 @@ static enum err take_share(struct model *m, const struct model_group *group,
 {
     m->group = group != NULL ? *group : (struct model_group){.ranks = 1};
     CHECK(m->group.ranks == 1 || (m->group.all_reduce != NULL && m->group.all_gather != NULL));
+    if (m->group.interleave % m->whole.index_kpool != 0)
+        return err_set(detail, ERR_UNSUPPORTED,
+                       "interleave: %u, not a multiple of index_kpool %u: a pool would lie on two "
+                       "ranks",
+                       m->group.interleave, m->whole.index_kpool);
+    CHECK(!dcp_on(m) || m->group.all_to_all != NULL);
     TRY(shard_plan(&m->whole, m->group.rank, m->group.ranks, m->group.moe, &m->shard, detail));
     m->config = shard_config(&m->whole, &m->shard);
     return ERR_OK;

@@ -64,6 +64,9 @@ struct cursor_buffers {
     float *router, *chosen_weights, *mlp_gate, *mlp_up, *expert_out; /* MLP */
     int32_t *chosen;
     uint32_t *offsets, *pair_rows, *pair_of;
+    struct op_candidate *best, *best_all;           /* rows by position: pools of one launch */
+    float *q_part, *q_gather, *q_all, *o_all, *lse; /* ... queries and results of all heads */
+    float *merge_own, *merge_all;                   /* ... parts for each rank; parts of each */
     float *head_x, *logits;
     float *head_part, *head_all; /* several ranks: own columns of the logits; those of all */
     uint32_t *logits_rows;
@@ -107,6 +110,18 @@ void cursor_tap(struct model_cursor *c, uint32_t layer, enum model_input which, 
 
 /* Sums b.y [rows, hidden] over the ranks. */
 void cursor_reduce(struct model_cursor *c);
+
+/* Where rows of the cache lie on this rank, in units of `unit` positions. */
+uint32_t cursor_block_rows(const struct model_cursor *c); /* latent rows of a block here */
+struct op_shard cursor_shard(const struct model_cursor *c, uint32_t unit);
+
+/* dcp.c: cache rows by position.  Work space of a cursor; the row's own positions after the scores
+ * of one launch; attention over them by all heads, merged for our own into b.o_abs. */
+bool dcp_on(const struct model *m);
+void dcp_take(struct model_cursor *c);
+void dcp_give(struct model_cursor *c);
+void dcp_select(struct model_cursor *c, uint32_t row_first, uint32_t row_count);
+void dcp_attend(struct model_cursor *c, const struct op_pages *pages);
 
 /* x: the normed input [rows, hidden]; the sublayer's result goes to b.y. */
 void layer_kda(struct model_cursor *c, uint32_t layer);

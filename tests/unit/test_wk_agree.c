@@ -36,6 +36,8 @@ static void random_setup(struct rng *rng, struct wk_plan_setup *s)
     s->seed = rng_u64(rng);
     s->choice = rng_below(rng, 3);
     s->logprobs = rng_below(rng, 2) != 0;
+    s->id.bytes[3] = (uint8_t)rng_u32(rng);
+    s->taps = rng_below(rng, 2) != 0;
     s->bias_count = rng_below(rng, 5);
     for (uint32_t i = 0; i < s->bias_count; i++) {
         s->bias_ids[i] = rng_below(rng, limits.vocab_size);
@@ -230,13 +232,20 @@ static void test_agree(void **state)
             world_init(&w, ranks, 1024);
             world_run(&w, body_agree, &v);
             world_fini(&w);
+            const char *text = NULL;
             for (uint32_t r = 0; r < ranks; r++) {
-                assert_int_equal(v.code[r], expected[how]);
                 /* No collective runs after a refusal. */
-                assert_int_equal(v.after[r], expected[how]);
+                assert_int_equal(v.after[r], v.code[r]);
+                /* Of three, one may hear that another left before it has all ballots. */
+                if (ranks > 2 && how != SAME &&
+                    (v.code[r] == ERR_CLOSED || strstr(v.detail[r].text, "has left") != NULL))
+                    continue;
+                assert_int_equal(v.code[r], expected[how]);
                 assert_non_null(strstr(v.detail[r].text, words[how]));
-                assert_string_equal(v.detail[r].text, v.detail[0].text);
+                text = text != NULL ? text : v.detail[r].text;
+                assert_string_equal(v.detail[r].text, text);
             }
+            assert_non_null(text);
         }
     }
 }

@@ -145,7 +145,7 @@ static void toy_open(struct toy *t)
     t->tables = wk_tables_create(ENTRIES, VOCAB);
     wk_tables_blocks(t->tables, 4);
     t->sampler = sampler_create(VOCAB, has_token);
-    t->plan = wk_plan_create(WK_PREFILL_SEQS_MAX, 16, 16);
+    t->plan = wk_plan_create(WK_PREFILL_SEQS_MAX, 16, 16, 16);
 }
 
 static void toy_close(struct toy *t)

@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* NCCL's logic against a table of our own: what is called in which order, and what every kind of
+ * trouble ends in.  Two threads are the ranks; device memory is memory. */
+#include "tests/unit/fabric_world.h"
+
+#include <stdatomic.h>
+
+#include "lib/base/clock.h"
+#include "worker/wk_nccl.h"
+
+struct fake {
+    int version, init_polls, stream_polls; /* polls until done; -1 = never */
+    int init_result, gather_result, async_error, stream_error;
+    int polls, inits, aborts, destroys, gathers, groups, sends, receives;
+    int ctas_max, blocking;
+    struct wk_nccl_id id;
+};
+
+/* One a rank; the table's functions find theirs by the thread. */
+static _Thread_local struct fake *self;
+
+static int fake_version(int *ret)
+{
+    *ret = self->version;
+    return 0;
+}
+
+static int fake_id(struct wk_nccl_id *ret)
+{
+    memset(ret->bytes, 0x5a, sizeof ret->bytes);
+    return 0;
+}
+
+static int fake_init(void **ret_comm, int ranks, struct wk_nccl_id id, int rank,
+                     struct wk_nccl_config *config)
+{
+    MUST(ranks == 2 && (rank == 0 || rank == 1));
+    self->id = id;
+    self->inits++;
+    self->ctas_max = config->ctas_max;
+    self->blocking = config->blocking;
+    *ret_comm = self;
+    self->polls = self->init_polls;
+    return self->init_result;
+}
+
+static int fake_error(void *comm, int *ret)
+{
+    MUST(comm == self && self->aborts == 0 && self->destroys == 0);
+    *ret = self->polls == 0 ? self->async_error : WK_NCCL_IN_PROGRESS;
+    self->polls -= self->polls > 0;
+    return 0;
+}
+
+static int fake_abort(void *comm)
+{
+    MUST(comm == self);
+    return self->aborts++, 0;
+}
+
+static int fake_destroy(void *comm)
+{
+    MUST(comm == self && self->aborts == 0);
+    return self->destroys++, 0;
+}
+
+static int fake_gather(const void *own, void *all, size_t count, int type, void *comm, void *stream)
+{
+    MUST(comm == self && stream == (void *)self && type == 0);
+    memcpy(all, own, count);
+    self->gathers++;
+    return self->gather_result;
+}
+
+static int fake_send(const void *own, size_t count, int type, int peer, void *comm, void *stream)
+{
+    MUST(comm == self && count == 8 && type == 0 && peer < 2 && stream == (void *)self);
+    MUST(((const char *)own)[0] == (char)('a' + peer));
+    return self->sends++, 0;
+}
+
+static int fake_receive(void *theirs, size_t count, int type, int peer, void *comm, void *stream)
+{
+    MUST(comm == self && count == 8 && type == 0 && peer < 2 && stream == (void *)self);
+    ((char *)theirs)[0] = (char)('A' + peer);
+    return self->receives++, 0;
+}
+
+static int fake_group(void)
+{
+    return self->groups++, 0;
+}
+
+static const char *fake_text(int error)
+{
+    return error == 2 ? "unhandled system error" : "some error";
+}
+
+static int fake_query(void *stream)
+{
+    MUST(stream == (void *)self);
+    if (self->stream_error != 0)
+        return self->stream_error;
+    if (self->stream_polls == 0)
+        return 0;
+    self->stream_polls -= self->stream_polls > 0;
+    return WK_CUDA_NOT_READY;
+}
+
+static const struct wk_nccl_table table = {
+    .get_version = fake_version,
+    .get_unique_id = fake_id,
+    .comm_init = fake_init,
+    .comm_error = fake_error,
+    .comm_abort = fake_abort,
+    .comm_destroy = fake_destroy,
+    .all_gather = fake_gather,
+    .send = fake_send,
+    .receive = fake_receive,
+    .group_start = fake_group,
+    .group_end = fake_group,
+    .error_text = fake_text,
+    .stream_query = fake_query,
+};
+
+struct play {
+    struct fake fakes[2];
+    enum err created[2], gathered[2], exchanged[2], again[2];
+    struct err_detail detail[2];
+    uint64_t us[2];
+    bool hangs;    /* something never ends: a short deadline */
+    uint32_t gone; /* rank 1 leaves the process instead of gathering */
+};
+
+static void body(struct world *w, struct wk_fabric *f, uint32_t rank)
+{
+    struct play *p = w->arg;
+    struct wk_nccl *n = NULL;
+    char own[16] = "a.......b......", all[16];
+    self = &p->fakes[rank];
+    must_join(f, 10000);
+    struct wk_nccl_options o = {
+        .table = &table, .fabric = f, .deadline_ms = p->hangs ? 300 : 5000, .ctas_max = 8};
+    uint64_t begun = clock_mono_us();
+    p->created[rank] = wk_nccl_create(&o, &n, &p->detail[rank]);
+    if (p->created[rank] == ERR_OK && !(p->gone && rank == 1)) {
+        p->gathered[rank] = wk_nccl_all_gather(n, own, 8, all, self);
+        p->again[rank] = wk_nccl_all_gather(n, own, 8, all, self);
+        p->exchanged[rank] = wk_nccl_all_to_all(n, own, 8, all, self);
+        if (p->exchanged[rank] == ERR_OK)
+            MUST(all[0] == 'A' && all[8] == 'B');
+        wk_nccl_fault(n, &p->detail[rank]);
+        if (p->gathered[rank] == ERR_OK)
+            MUST(wk_barrier(f) == ERR_OK);
+    }
+    p->us[rank] = clock_mono_us() - begun;
+    wk_nccl_destroy(&n);
+}
+
+static struct play play_run(const struct fake *rank0, const struct fake *rank1, uint32_t gone)
+{
+    struct world w;
+    struct play p = {.fakes = {*rank0, *rank1}, .gone = gone};
+    p.hangs = rank0->init_polls < 0 || (rank0->stream_polls < 0 && !gone);
+    world_init(&w, 2, 1024);
+    world_run(&w, body, &p);
+    world_fini(&w);
+    return p;
+}
+
+static const struct fake sound = {.version = 23000, .init_polls = 5, .stream_polls = 700};
+
+static void test_sound(void **state)
+{
+    (void)state;
+    struct play p = play_run(&sound, &sound, 0);
+    for (int r = 0; r < 2; r++) {
+        const struct fake *k = &p.fakes[r];
+        assert_int_equal(p.created[r] + p.gathered[r] + p.again[r] + p.exchanged[r], 0);
+        assert_int_equal(k->inits, 1);
+        assert_int_equal(k->gathers, 2);
+        assert_int_equal(k->sends + k->receives, 4);
+        assert_int_equal(k->groups, 2);
+        assert_int_equal(k->aborts, 0);
+        assert_int_equal(k->destroys, 1);
+        assert_int_equal(k->ctas_max, 8);
+        assert_int_equal(k->blocking, 0);
+        assert_int_equal(k->id.bytes[77], 0x5a); /* rank 0's id reached both */
+    }
+}
+
+/* Both ranks end, in bounded time, with an abort and not a destroy. */
+static void expect_failed(const struct play *p, int first, enum err code, const char *words)
+{
+    for (int r = 0; r < 2; r++) {
+        assert_true(p->us[r] < 5000000);
+        assert_int_equal(p->fakes[r].aborts, 1);
+        assert_int_equal(p->fakes[r].destroys, 0);
+    }
+    assert_non_null(strstr(p->detail[first].text, words));
+    assert_true(p->created[first] == code || p->gathered[first] == code);
+    assert_int_equal(p->gathered[first], p->again[first]);
+}
+
+static void test_init_hangs(void **state)
+{
+    (void)state;
+    struct fake slow = sound;
+    slow.init_polls = -1;
+    struct play p = play_run(&slow, &slow, 0);
+    expect_failed(&p, p.created[0] == ERR_TIMEOUT ? 0 : 1, ERR_TIMEOUT, "deadline passed");
+}
+
+static void test_init_fails(void **state)
+{
+    (void)state;
+    struct fake bad = sound;
+    bad.init_result = 2;
+    struct play p = play_run(&sound, &bad, 0);
+    assert_int_equal(p.created[1], ERR_IO);
+    assert_non_null(strstr(p.detail[1].text, "communicator: unhandled system error"));
+    assert_int_not_equal(p.created[0], ERR_OK); /* all or none */
+    assert_int_equal(p.fakes[0].aborts, 1);
+}
+
+static void test_old_version(void **state)
+{
+    (void)state;
+    struct fake old = sound;
+    old.version = 21805;
+    struct play p = play_run(&old, &sound, 0);
+    assert_int_equal(p.created[0], ERR_UNSUPPORTED);
+    assert_non_null(strstr(p.detail[0].text, "21805 is too old"));
+    assert_int_equal(p.fakes[0].inits, 0);
+    assert_int_not_equal(p.created[1], ERR_OK);
+}
+
+static void test_collective_hangs(void **state)
+{
+    (void)state;
+    struct fake stuck = sound;
+    stuck.stream_polls = -1;
+    struct play p = play_run(&stuck, &stuck, 0);
+    expect_failed(&p, p.gathered[0] == ERR_TIMEOUT ? 0 : 1, ERR_TIMEOUT, "all_gather");
+}
+
+static void test_async_error(void **state)
+{
+    (void)state;
+    struct fake bad = sound, stuck = sound;
+    bad.gather_result = 2;
+    stuck.stream_polls = -1;
+    struct play p = play_run(&stuck, &bad, 0);
+    expect_failed(&p, 1, ERR_IO, "all_gather: unhandled system error");
+    bad = sound;
+    bad.stream_error = 719;
+    p = play_run(&stuck, &bad, 0);
+    expect_failed(&p, 1, ERR_IO, "CUDA error");
+}
+
+/* A rank that has gone is noticed by its silence on the fabric, before any deadline. */
+static void test_peer_gone(void **state)
+{
+    (void)state;
+    struct fake stuck = sound;
+    stuck.stream_polls = -1;
+    struct play p = play_run(&stuck, &sound, 1);
+    assert_true(p.gathered[0] == ERR_CLOSED || p.gathered[0] == ERR_EPOCH);
+    assert_int_equal(p.fakes[0].aborts, 1);
+    assert_true(p.us[0] < 5000000);
+}
+
+static void test_load(void **state)
+{
+    (void)state;
+    struct wk_nccl_table t;
+    struct err_detail detail;
+    struct wk_nccl_settings s = {.buffer_bytes = 1048576, .hca = "rocep1s0f0", .interface = ""};
+    assert_int_equal(wk_nccl_load("libno-such-nccl.so", NULL, &s, &t, &detail), ERR_UNSUPPORTED);
+    assert_non_null(strstr(detail.text, "libno-such-nccl.so"));
+    assert_int_equal(wk_nccl_load("libm.so.6", NULL, &s, &t, &detail), ERR_UNSUPPORTED);
+    assert_non_null(strstr(detail.text, "libm.so.6: has no ncclGetVersion"));
+    assert_string_equal(getenv("NCCL_BUFFSIZE"), "1048576");
+    assert_string_equal(getenv("NCCL_IB_HCA"), "rocep1s0f0");
+    assert_null(getenv("NCCL_SOCKET_IFNAME"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sound),
+        cmocka_unit_test(test_init_hangs),
+        cmocka_unit_test(test_init_fails),
+        cmocka_unit_test(test_old_version),
+        cmocka_unit_test(test_collective_hangs),
+        cmocka_unit_test(test_async_error),
+        cmocka_unit_test(test_peer_gone),
+        cmocka_unit_test(test_load),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/wk_params.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "worker/wk_core.h"
+#include "worker/wk_exec.h"
+#include "worker/wk_ranks.h"
+
+/* Only tables' sizes hang on these: see wk_core_entries. */
+static struct wk_core_options sizes_of(const struct wk_params *p)
+{
+    return (struct wk_core_options){.seqs_max = p->seqs_max,
+                                    .slice_rows_max = p->slice_rows_max,
+                                    .decode_rows_max = p->decode_rows_max};
+}
+
+struct wk_exec_options wk_params_exec(const struct wk_params *p)
+{
+    struct wk_core_options sizes = sizes_of(p);
+    return (struct wk_exec_options){
+        .directory = p->model,
+        .numerics = strcmp(p->numerics, "exact") == 0 ? MODEL_EXACT : MODEL_FAST,
+        .threads = p->threads,
+        .entries = wk_core_entries(&sizes),
+        .plan_seqs = wk_core_plan_seqs(&sizes),
+        .slice_rows_max = p->slice_rows_max,
+        .decode_rows_max = p->decode_rows_max,
+        .context_max = p->context_max,
+    };
+}
+
+enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,
+                         struct err_detail *detail)
+{
+    char path[PARAM_STR_BYTES + 32], memory[PARAM_STR_BYTES + 48];
+    struct wk_ranks_options o = {.rank = p->rank,
+                                 .ranks = p->ranks,
+                                 .fabric = p->fabric,
+                                 .path = path,
+                                 .nodes = p->fabric_nodes,
+                                 .memory = memory,
+                                 .deadline_ms = p->fabric_deadline_ms,
+                                 .silence_ms = p->fabric_silence_ms};
+    if (!shard_moe_parse(p->moe_split, &o.moe))
+        return err_set(detail, ERR_INVALID, "moe_split: %s: auto, tp or ep", p->moe_split);
+    snprintf(path, sizeof path, "%s/fabric", p->run_dir);
+    snprintf(memory, sizeof memory, "%s/worker-%u.rows", p->run_dir, p->id);
+    return wk_ranks_create(&o, ret_ranks, detail);
+}

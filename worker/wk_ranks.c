@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "worker/wk_ranks.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lib/base/check.h"
+#include "lib/base/mem.h"
+#include "lib/base/rng.h"
+#include "lib/net/peers.h"
+#include "worker/wk_agree.h"
+#include "worker/wk_fabric.h"
+#include "worker/wk_group.h"
+#include "worker/wk_link_local.h"
+#include "worker/wk_link_tcp.h"
+#include "worker/wk_plan.h"
+
+#define RANKS_MAGIC       0x574b5253u
+#define MEMORY_MAGIC      0x314d5254u /* "TRM1" */
+#define MEMORY_HEAD_BYTES 4096u
+#define MEMORY_BYTES_MAX  ((uint64_t)1 << 44)
+#define MESSAGE_BYTES     16384u /* the quickest of those measured, for an exchange of 64 KiB */
+#define SPIN_US           50u
+#define JOIN_WAIT_MS      500u
+#define TALE_BYTES_MAX    (16u << 20)
+
+struct memory_head {
+    uint32_t magic, zero;
+    uint64_t incarnation;
+    uint64_t blocks_bytes, slots_bytes;
+    struct hash128 settings;
+};
+
+/* Before every tale. */
+struct tale {
+    uint32_t order; /* enum wk_order */
+    uint32_t zero;
+};
+
+struct wk_ranks {
+    uint32_t magic;
+    struct wk_ranks_options options; /* its texts: below, or gone after create */
+    char memory_path[512];
+    char addresses[PEERS_MAX][96];
+    struct wk_local *local;
+    struct wk_link link; /* until the fabric takes it */
+    struct wk_fabric *fabric;
+    struct hash128 settings;
+    uint8_t *tale; /* [TALE_BYTES_MAX] */
+    uint8_t *memory;
+    uint64_t memory_bytes;
+};
+
+struct model_group wk_ranks_group(struct wk_ranks *r)
+{
+    CHECK_OBJ(r, RANKS_MAGIC);
+    return wk_group(&r->fabric, r->options.rank, r->options.ranks, r->options.moe, 0);
+}
+
+/* ---- links ---- */
+
+static enum err nodes_split(struct wk_ranks *r, struct err_detail *detail)
+{
+    const char *at = r->options.nodes;
+    for (uint32_t i = 0; i < r->options.ranks; i++) {
+        size_t count = strcspn(at, ",");
+        if (count == 0 || count + 7 > sizeof r->addresses[i])
+            return err_set(detail, ERR_INVALID, "fabric_nodes: HOST:PORT for each of %u ranks",
+                           r->options.ranks);
+        snprintf(r->addresses[i], sizeof r->addresses[i], "tcp://%.*s", (int)count, at);
+        at += count + (at[count] == ',');
+    }
+    return ERR_OK;
+}
+
+static enum err link_open(struct wk_ranks *r, struct err_detail *detail)
+{
+    const struct wk_ranks_options *o = &r->options;
+    if (strcmp(o->fabric, "local") == 0) {
+        struct wk_local_options l = {o->path, o->ranks, MESSAGE_BYTES, SPIN_US};
+        TRY(wk_local_open(&l, &r->local, detail));
+        return wk_link_local(r->local, o->rank, &r->link, detail);
+    }
+    struct peers_options p = {
+        .rank = o->rank, .ranks = o->ranks, .message_bytes_max = 4 * MESSAGE_BYTES};
+    TRY(nodes_split(r, detail));
+    for (uint32_t i = 0; i < o->ranks; i++)
+        p.addresses[i] = r->addresses[i];
+    return wk_link_tcp(&p, &r->link, detail);
+}
+
+enum err wk_ranks_create(const struct wk_ranks_options *options, struct wk_ranks **ret_r,
+                         struct err_detail *detail)
+{
+    CHECK(options->ranks > 1 && options->ranks <= WK_RANKS_MAX && options->rank < options->ranks);
+    struct wk_ranks *r = mem_take(sizeof *r);
+    r->magic = RANKS_MAGIC;
+    r->options = *options;
+    snprintf(r->memory_path, sizeof r->memory_path, "%s",
+             options->memory != NULL ? options->memory : "");
+    r->tale = mem_take(TALE_BYTES_MAX);
+    enum err e = link_open(r, detail);
+    if (e != ERR_OK) {
+        wk_ranks_destroy(&r);
+        return e;
+    }
+    *ret_r = r;
+    return ERR_OK;
+}
+
+void wk_ranks_destroy(struct wk_ranks **r_p)
+{
+    struct wk_ranks *r = *r_p;
+    if (r == NULL)
+        return;
+    CHECK_OBJ(r, RANKS_MAGIC);
+    wk_fabric_destroy(&r->fabric);
+    wk_link_destroy(&r->link);
+    wk_local_close(&r->local);
+    if (r->memory != NULL)
+        munmap(r->memory, r->memory_bytes);
+    mem_give(r->tale);
+    r->magic = 0;
+    mem_give(r);
+    *r_p = NULL;
+}
+
+enum err wk_ranks_form(struct wk_ranks *r, const struct hash128 *settings, const atomic_bool *stop,
+                       struct err_detail *detail)
+{
+    CHECK_OBJ(r, RANKS_MAGIC);
+    if (r->fabric == NULL) {
+        struct wk_fabric_options o = {.deadline_ms = r->options.deadline_ms,
+                                      .silence_ms = r->options.silence_ms,
+                                      .settings = *settings,
+                                      .link = r->link};
+        r->settings = *settings;
+        r->link = (struct wk_link){0};
+        r->fabric = wk_fabric_create(&o);
+    }
+    while (!atomic_load(stop)) {
+        enum err e = wk_fabric_join(r->fabric, JOIN_WAIT_MS, detail);
+        if (e != ERR_TIMEOUT)
+            return e;
+    }
+    return ERR_CANCELLED;
+}
+
+bool wk_ranks_formed(const struct wk_ranks *r)
+{
+    CHECK_OBJ(r, RANKS_MAGIC);
+    return r->fabric != NULL && wk_fabric_fault(r->fabric, NULL) == ERR_OK;
+}
+
+struct wk_fabric *wk_ranks_fabric(struct wk_ranks *r)
+{
+    CHECK_OBJ(r, RANKS_MAGIC);
+    return r->fabric;
+}
+
+/* ---- rank 0 ---- */
+
+static enum err tell(struct wk_ranks *r, enum wk_order order, const void *bytes, size_t count)
+{
+    struct tale head = {.order = (uint32_t)order};
+    CHECK(sizeof head + count <= TALE_BYTES_MAX);
+    memcpy(r->tale, &head, sizeof head);
+    memcpy(r->tale + sizeof head, bytes, count);
+    return wk_tell(r->fabric, r->tale, sizeof head + count);
+}
+
+/* Every rank shows the incarnation of its memory; rank 0 has none of its own here. */
+static enum err memories_gather(struct wk_ranks *r, struct hash128 *ret_memory)
+{
+    const struct memory_head *head = (const struct memory_head *)(const void *)r->memory;
+    uint64_t own = head != NULL ? head->incarnation : 0, all[WK_RANKS_MAX] = {0};
+    TRY(wk_all_gather(r->fabric, &own, sizeof own, all));
+    *ret_memory = hash_xxh3_once(all, r->options.ranks * sizeof own);
+    return ERR_OK;
+}
+
+enum err wk_ranks_tell_shape(struct wk_ranks *r, const struct wk_ranks_shape *shape,
+                             struct hash128 *ret_memory)
+{
+    CHECK_OBJ(r, RANKS_MAGIC);
+    struct wk_ranks_shape bare = *shape;
+    bare.kv.blocks = NULL;
+    bare.kv.slots = NULL;
+    TRY(tell(r, WK_ORDER_SHAPE, &bare, sizeof bare));
+    return memories_gather(r, ret_memory);
+}
+
+enum err wk_ranks_tell_plan(struct wk_ranks *r, const struct wk_plan *plan, enum err own,
+                            struct err_detail *detail)
+{
+    static const struct wk_agree_epochs same = {0, 0};
+    CHECK_OBJ(r, RANKS_MAGIC);
+    enum err e = tell(r, WK_ORDER_PLAN, plan->encoding, plan->encoding_bytes);
+    if (e != ERR_OK) {
+        wk_fabric_fault(r->fabric, detail);
+        return e;
+    }
+    return wk_agree_step(r->fabric, plan, plan->step, &same, own, detail);
+}
+
+/* ---- ranks above 0 ---- */
+
+/* What rank 0 says of its memory must make sense before anything is computed from it. */
+static enum err shape_check(const struct wk_ranks_shape *s, const struct wk_ranks_hear *want,
+                            struct err_detail *detail)
+{
+    const struct model_kv *kv = &s->kv;
+    bool sound = kv->block_tokens > 0 && kv->block_count > 0 && kv->slot_count > 0 &&
+                 kv->index_offset <= kv->layer_stride &&
+                 kv->block_stride < MEMORY_BYTES_MAX / kv->block_count &&
+                 want->state_bytes < MEMORY_BYTES_MAX / kv->slot_count &&
+                 (want->dsa_layers == 0 || kv->layer_stride <= kv->block_stride / want->dsa_layers);
+    return sound ? ERR_OK : err_set(detail, ERR_INVALID, "rank 0 tells a shape that cannot be");
+}
+
+static bool memory_fits(const struct wk_ranks *r, const struct memory_head *have,
+                        const struct memory_head *need)
+{
+    return have->magic == need->magic && have->blocks_bytes == need->blocks_bytes &&
+           have->slots_bytes == need->slots_bytes && have->incarnation != 0 &&
+           memcmp(&have->settings, &r->settings, sizeof r->settings) == 0;
+}
+
+/* The file of an earlier life if it is of this shape and these weights, else a new one. */
+static enum err memory_map(struct wk_ranks *r, struct memory_head *need, struct err_detail *detail)
+{
+    const char *path = r->memory_path;
+    struct stat st;
+    struct memory_head have = {0};
+    uint64_t bytes = MEMORY_HEAD_BYTES + need->blocks_bytes + need->slots_bytes;
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
+        if (fd >= 0)
+            close(fd);
+        return err_set(detail, ERR_IO, "%s: %s", path, fd < 0 ? strerror(errno) : "no file");
+    }
+    bool kept = (uint64_t)st.st_size == bytes &&
+                pread(fd, &have, sizeof have, 0) == (ssize_t)sizeof have &&
+                memory_fits(r, &have, need);
+    enum err e = ERR_OK;
+    if (!kept && (ftruncate(fd, 0) != 0 || ftruncate(fd, (off_t)bytes) != 0))
+        e = err_set(detail, ERR_NOMEM, "%s: %s", path, strerror(errno));
+    void *at = MAP_FAILED;
+    if (e == ERR_OK)
+        at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (e == ERR_OK && at == MAP_FAILED)
+        e = err_set(detail, ERR_NOMEM, "%s: %s", path, strerror(errno));
+    close(fd);
+    TRY(e);
+    r->memory = at;
+    r->memory_bytes = bytes;
+    if (!kept) {
+        need->settings = r->settings;
+        rng_system(&need->incarnation, sizeof need->incarnation);
+        memcpy(r->memory, need, sizeof *need);
+    }
+    return ERR_OK;
+}
+
+static enum err shape_take(struct wk_ranks *r, const struct wk_ranks_hear *want,
+                           struct wk_ranks_shape *s, struct err_detail *detail)
+{
+    struct hash128 memory;
+    TRY(shape_check(s, want, detail));
+    struct memory_head need = {.magic = MEMORY_MAGIC,
+                               .blocks_bytes = s->kv.block_count * s->kv.block_stride,
+                               .slots_bytes = s->kv.slot_count * want->state_bytes};
+    if (r->memory != NULL)
+        munmap(r->memory, r->memory_bytes);
+    r->memory = NULL;
+    TRY(memory_map(r, &need, detail));
+    s->kv.blocks = r->memory + MEMORY_HEAD_BYTES;
+    s->kv.slots = s->kv.blocks + need.blocks_bytes;
+    s->kv.slot_stride = want->state_bytes;
+    return memories_gather(r, &memory);
+}
+
+static enum err plan_take(struct wk_ranks *r, const struct wk_ranks_hear *want,
+                          const uint8_t *bytes, size_t count, struct err_detail *detail)
+{
+    static const struct wk_agree_epochs same = {0, 0};
+    struct err_detail why = {{0}};
+    enum err own = want->plan == NULL
+                       ? ERR_INVALID
+                       : wk_plan_decode(bytes, count, want->limits, want->plan, &why);
+    uint64_t step = own == ERR_OK ? want->plan->step : want->step_last + 1;
+    if (own == ERR_OK)
+        own = wk_plan_admit(want->plan, want->step_last, want->epoch, &why);
+    enum err e =
+        wk_agree_step(r->fabric, own == ERR_OK ? want->plan : NULL, step, &same, own, detail);
+    if (own != ERR_OK && detail != NULL)
+        *detail = why; /* what was wrong with it here says more */
+    return e;
+}
+
+enum err wk_ranks_hear(struct wk_ranks *r, const struct wk_ranks_hear *want, uint32_t wait_ms,
+                       enum wk_order *ret_order, struct wk_ranks_shape *ret_shape,
+                       struct err_detail *detail)
+{
+    CHECK_OBJ(r, RANKS_MAGIC);
+    size_t count = 0;
+    struct tale head = {0};
+    enum err e = wk_hear(r->fabric, r->tale, TALE_BYTES_MAX, &count, wait_ms);
+    *ret_order = WK_ORDER_NONE;
+    if (e == ERR_BUSY)
+        return ERR_OK;
+    if (e != ERR_OK) {
+        wk_fabric_fault(r->fabric, detail);
+        return e;
+    }
+    if (count >= sizeof head)
+        memcpy(&head, r->tale, sizeof head);
+    if (head.order == WK_ORDER_PLAN) {
+        TRY(plan_take(r, want, r->tale + sizeof head, count - sizeof head, detail));
+    } else if (head.order == WK_ORDER_SHAPE && count == sizeof head + sizeof *ret_shape) {
+        struct wk_ranks_shape shape;
+        memcpy(&shape, r->tale + sizeof head, sizeof shape);
+        e = shape_take(r, want, &shape, detail);
+        if (e != ERR_OK) {
+            wk_fabric_leave(r->fabric);
+            return e;
+        }
+        *ret_shape = shape;
+    } else {
+        wk_fabric_leave(r->fabric);
+        return err_set(detail, ERR_INVALID, "rank 0 tells an order of %zu bytes that is none",
+                       count);
+    }
+    *ret_order = (enum wk_order)head.order;
+    return ERR_OK;
+}
