@@ -383,4 +383,6 @@ void wk_core_key(struct wk_core *core, const struct block_hash_key *key)
     CHECK_OBJ(core, WK_CORE_MAGIC);
     CHECK(!core->kv_attached);
     core->options.key = *key;
+    for (uint32_t i = 0; i < core->entry_count; i++)
+        core->seqs[i].kv.hash_count = 0; /* made with the key before */
 }
