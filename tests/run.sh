@@ -159,6 +159,14 @@ else
     suite build cluster
 fi
 
+echo "== 64-bit Arm, emulated"
+./tests/aarch64.sh build-aarch64
+case $? in
+    77) skipped=$((skipped + 1)) ;;
+    *) if [ -f build-aarch64/meson-logs/testlog.json ]; then count build-aarch64
+       else broken "cross build for 64-bit Arm"; fi ;;
+esac
+
 echo "== fuzzers"
 if [ -d build-fuzz ]; then
     if [ "$long" = 1 ]; then rounds fuzz build-fuzz 120 "$state"; else rounds fuzz build-fuzz 10; fi

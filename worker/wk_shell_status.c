@@ -250,6 +250,11 @@ static void on_heartbeat(void *arg, void (*add)(void *add_arg, const char *name,
     add(add_arg, "epoch", text);
     hex_encode(info.model_fp.bytes, sizeof info.model_fp.bytes, text);
     add(add_arg, "model_fp", text);
+    if (s->loaded) {
+        struct hash128 weights = wk_exec_loaded(s->exec)->info->weights_fp;
+        hex_encode(weights.bytes, sizeof weights.bytes, text);
+        add(add_arg, "weights_sha", text);
+    }
     add(add_arg, "quantization", info.quantization);
     add(add_arg, "phase", phase(s));
     add(add_arg, "engine_build", TANDEM_VERSION);

@@ -19,9 +19,9 @@ static inline void kv_row_fp8(const uint8_t *row, uint32_t dim, float *out)
         float scale;
         uint32_t k = i, end = dim - i < KV_ROW_GROUP ? dim : i + KV_ROW_GROUP;
         memcpy(&scale, row + dim + i / KV_ROW_GROUP * sizeof(float), sizeof(scale));
-        if (scale < 0x1p100f) /* vf_from_e4m3 gives the value over 256 */
+        if (scale < VF_E4M3_SCALE_MAX)
             for (; k + VF_LANES <= end; k += VF_LANES)
-                vf_store(out + k, vf_from_e4m3(row + k) * (scale * 256.0f));
+                vf_store(out + k, vf_from_e4m3(row + k) * (scale * VF_E4M3_FACTOR));
         for (; k < end; k++)
             out[k] = op_e4m3_values[row[k]] * scale;
     }

@@ -9,17 +9,15 @@
 #include "kernels/op_number.h"
 #include "lib/base/check.h"
 
-#define E4M3_FACTOR 256.0f /* vf_from_e4m3 gives the value over this */
-#define SCALE_MAX   0x1p100f
+#define E4M3_FACTOR VF_E4M3_FACTOR
+#define SCALE_MAX   VF_E4M3_SCALE_MAX
+#define FP4_SCALES  (DOT_BLOCK / 16) /* of a piece of a row, one for 16 columns */
 
 /* True if a code of the run is NaN: such a row takes the slow way. */
 static bool has_nan(const uint8_t *codes, uint32_t n)
 {
-    int found = 0;
-    uint32_t i = 0;
-    for (; i + 32 <= n; i += 32)
-        found |= bytes32_have_nan(codes + i);
-    for (; i < n; i++)
+    int found = bytes_have_nan(codes, n / 32 * 32);
+    for (uint32_t i = n / 32 * 32; i < n; i++)
         found |= (codes[i] & OP_E4M3_NAN_MASK) == OP_E4M3_NAN_MASK;
     return found != 0;
 }
@@ -92,24 +90,71 @@ static bool fp8_row(const struct op_quantised *w, uint32_t row, uint32_t first, 
 }
 
 /* Twice the values of 32 nibbles, low one first. */
-VF_INLINE void nibbles32(const uint8_t *codes, int8_t out[32])
+#if VF_LANES == 8
+/* NOTE: every value is a bf16, whose two bytes come from one table each.  The codes are spread so
+ * that unpacking inside the halves of a register leaves eight that follow each other. */
+VF_INLINE void nibbles32(const uint8_t *codes, vf out[4])
+{
+    const __m256i spread =
+        _mm256_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1, 2, -1, 3, -1, 6,
+                         -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1);
+    const __m256i low = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, -128, 0, 64, -128, -64, 0, 64, 0, -128, 0, 64, -128, -64, 0, 64));
+    const __m256i high = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 63, 64, 64, 64, 64, 65, 65, -128, -65, -64, -64, -64, -64, -63, -63));
+    const __m256i zero = _mm256_setzero_si256();
+    __m256i v = _mm256_broadcastsi128_si256(_mm_loadu_si128((const void *)codes));
+    v = _mm256_shuffle_epi8(v, spread);
+    v = _mm256_and_si256(_mm256_or_si256(v, _mm256_slli_epi16(v, 4)), _mm256_set1_epi8(15));
+    __m256i a = _mm256_shuffle_epi8(low, v), b = _mm256_shuffle_epi8(high, v);
+    __m256i first = _mm256_unpacklo_epi8(a, b), second = _mm256_unpackhi_epi8(a, b);
+    out[0] = (vf)_mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, first));
+    out[1] = (vf)_mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, first));
+    out[2] = (vf)_mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, second));
+    out[3] = (vf)_mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, second));
+}
+#else
+VF_INLINE void nibbles32(const uint8_t *codes, vf out[32 / VF_LANES])
 {
     static const int8_t doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    int8_t values[32];
 #if defined(__aarch64__)
     int8x16_t table = vld1q_s8(doubled);
     uint8x16_t v = vld1q_u8(codes);
     int8x16_t low = vqtbl1q_s8(table, vandq_u8(v, vdupq_n_u8(15)));
     int8x16_t high = vqtbl1q_s8(table, vshrq_n_u8(v, 4));
-    vst1q_s8(out, vzip1q_s8(low, high));
-    vst1q_s8(out + 16, vzip2q_s8(low, high));
+    vst1q_s8(values, vzip1q_s8(low, high));
+    vst1q_s8(values + 16, vzip2q_s8(low, high));
 #else
     __m128i table = _mm_loadu_si128((const void *)doubled), mask = _mm_set1_epi8(15);
     __m128i v = _mm_loadu_si128((const void *)codes);
     __m128i low = _mm_shuffle_epi8(table, _mm_and_si128(v, mask));
     __m128i high = _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(v, 4), mask));
-    _mm_storeu_si128((void *)out, _mm_unpacklo_epi8(low, high));
-    _mm_storeu_si128((void *)(out + 16), _mm_unpackhi_epi8(low, high));
+    _mm_storeu_si128((void *)values, _mm_unpacklo_epi8(low, high));
+    _mm_storeu_si128((void *)(values + 16), _mm_unpackhi_epi8(low, high));
 #endif
+#pragma GCC unroll 8
+    for (int i = 0; i < 32 / VF_LANES; i++)
+        out[i] = vf_from_i8(values + i * VF_LANES);
+}
+#endif
+
+/* The scales of n columns, a multiple of 32, for 16 columns each, times a half. */
+VF_INLINE void fp4_scales(const struct op_quantised *w, const uint8_t *scales, uint32_t n,
+                          float *out)
+{
+    if (w->format == OP_FORMAT_MXFP4) {
+        for (uint32_t i = 0; i < n / 32; i++)
+            out[2 * i] = out[2 * i + 1] = power_of_two(scales[i]) * 0.5f;
+        return;
+    }
+    float global = w->global_divides ? 0.5f / w->global : 0.5f * w->global;
+    uint32_t i = 0;
+    if (global < SCALE_MAX && !has_nan(scales, n / 16))
+        for (; i + VF_LANES <= n / 16; i += VF_LANES)
+            vf_store(out + i, vf_from_e4m3(scales + i) * (global * E4M3_FACTOR));
+    for (; i < n / 16; i++)
+        out[i] = op_e4m3_values[scales[i]] * global;
 }
 
 /* MXFP4 (32 columns a scale) and NVFP4 (16). */
@@ -124,16 +169,15 @@ static bool fp4_row(const struct op_quantised *w, uint32_t row, uint32_t first, 
     const uint8_t *codes = w->codes + row * w->row_bytes + first / 2;
     const uint8_t *scales =
         (const uint8_t *)w->scales.data + row * w->scales.stride + first / shared;
-    float global = !nv ? 0.5f : w->global_divides ? 0.5f / w->global : 0.5f * w->global;
+    float scale[FP4_SCALES];
     for (uint32_t i = 0; i < n; i += 32) {
-        int8_t doubled[32];
+        vf doubled[32 / VF_LANES];
+        if (i % DOT_BLOCK == 0)
+            fp4_scales(w, scales + i / shared, n - i < DOT_BLOCK ? n - i : DOT_BLOCK, scale);
         nibbles32(codes + i / 2, doubled);
-        for (uint32_t half = 0; half < 32; half += 16) {
-            uint8_t code = scales[(i + half) / shared];
-            float scale = (nv ? op_e4m3_values[code] : power_of_two(code)) * global;
-            for (uint32_t k = half; k < half + 16; k += VF_LANES)
-                vf_store(out + i + k, vf_from_i8(doubled + k) * scale);
-        }
+#pragma GCC unroll 8
+        for (uint32_t k = 0; k < 32; k += VF_LANES)
+            vf_store(out + i + k, doubled[k / VF_LANES] * scale[(i % DOT_BLOCK + k) / 16]);
     }
     return true;
 }
@@ -216,26 +260,23 @@ static bool fp8_dots(const struct op_quantised *w, uint32_t row, uint32_t first,
 
 static void fp4_dots(const struct op_quantised *w, const struct piece *p, vf *acc)
 {
-    bool nv = w->format == OP_FORMAT_NVFP4;
-    float global = !nv ? 0.5f : w->global_divides ? 0.5f / w->global : 0.5f * w->global;
+    float scale[DOT_OUTS][FP4_SCALES];
+    for (int o = 0; o < DOT_OUTS; o++)
+        fp4_scales(w, p->scales[o], p->n, scale[o]);
     for (uint32_t i = 0; i < p->n; i += 32) {
-        int8_t doubled[DOT_OUTS][32];
-        float scale[DOT_OUTS][2];
+        vf x[32 / VF_LANES];
+#pragma GCC unroll 8
+        for (uint32_t k = 0; k < 32; k += VF_LANES)
+            x[k / VF_LANES] = vf_load(p->x + i + k);
 #pragma GCC unroll 4
         for (int o = 0; o < DOT_OUTS; o++) {
+            vf doubled[32 / VF_LANES];
             __builtin_prefetch(p->codes[o] + p->ahead + i / 2, 0, 3);
-            nibbles32(p->codes[o] + i / 2, doubled[o]);
-            for (uint32_t h = 0; h < 2; h++)
-                scale[o][h] = (nv ? op_e4m3_values[p->scales[o][i / 16 + h]]
-                                  : power_of_two(p->scales[o][i / 32])) *
-                              global;
-        }
+            nibbles32(p->codes[o] + i / 2, doubled);
 #pragma GCC unroll 8
-        for (uint32_t k = 0; k < 32; k += VF_LANES) {
-            vf x = vf_load(p->x + i + k);
-#pragma GCC unroll 4
-            for (int o = 0; o < DOT_OUTS; o++)
-                acc[o] = vf_fma(vf_from_i8(doubled[o] + k) * scale[o][k / 16], x, acc[o]);
+            for (uint32_t k = 0; k < 32; k += VF_LANES)
+                acc[o] =
+                    vf_fma(doubled[k / VF_LANES] * scale[o][(i + k) / 16], x[k / VF_LANES], acc[o]);
         }
     }
 }
@@ -247,7 +288,7 @@ bool OP_FAST(quant_dots)(const struct op_quantised *w, uint32_t row, uint32_t fi
     uint32_t shared = w->format == OP_FORMAT_NVFP4 ? 16 : 32;
     struct piece p = {.x = x, .n = n, .ahead = DOT_OUTS * w->row_bytes};
     vf acc[DOT_OUTS];
-    if (n % 32 != 0 || first % 32 != 0)
+    if (n % 32 != 0 || first % 32 != 0 || n > DOT_BLOCK)
         return false;
     if (w->format == OP_FORMAT_FP8) {
         if (w->scales.column_phase % 32 != 0 || w->scales.columns_shared % 32 != 0)

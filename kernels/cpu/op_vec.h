@@ -94,13 +94,17 @@ VF_INLINE vf vf_from_f16(const uint16_t *p)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
 }
 
-/* E4M3 codes, not NaN: their values over 256, exact.  NOTE: shifted into place the code is an f16
- * whose exponent is 8 too small, and a subnormal becomes a subnormal. */
+/* E4M3 codes, not NaN: their values over VF_E4M3_FACTOR, exact.  NOTE: shifted into place the code
+ * is an f32 whose exponent is 120 too small, and a subnormal becomes a subnormal.  Scales times
+ * the factor must stay finite. */
+#define VF_E4M3_FACTOR    0x1p120f
+#define VF_E4M3_SCALE_MAX 0x1p7f
+
 VF_INLINE vf vf_from_e4m3(const uint8_t *p)
 {
-    __m256i high = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const void *)p)), 8);
-    __m256i half = _mm256_and_si256(_mm256_srai_epi16(high, 1), _mm256_set1_epi16((short)0xbf80));
-    return (vf)_mm512_cvtph_ps(half);
+    __m512i wide = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p));
+    __m512i bits = _mm512_slli_epi32(wide, 20);
+    return (vf)_mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32((int)0x87f00000u)));
 }
 
 VF_INLINE vf vf_from_i8(const int8_t *p)
@@ -154,11 +158,14 @@ VF_INLINE vf vf_from_f16(const uint16_t *p)
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
 }
 
-VF_INLINE vf vf_from_e4m3(const uint8_t *p)
+#define VF_E4M3_FACTOR    0x1p120f
+#define VF_E4M3_SCALE_MAX 0x1p7f
+
+VF_INLINE vf vf_from_e4m3(const uint8_t *p) /* see above */
 {
-    __m128i high = _mm_unpacklo_epi8(_mm_setzero_si128(), _mm_loadl_epi64((const void *)p));
-    __m128i half = _mm_and_si128(_mm_srai_epi16(high, 1), _mm_set1_epi16((short)0xbf80));
-    return (vf)_mm256_cvtph_ps(half);
+    __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p));
+    __m256i bits = _mm256_slli_epi32(wide, 20);
+    return (vf)_mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32((int)0x87f00000u)));
 }
 
 VF_INLINE vf vf_from_i8(const int8_t *p)
@@ -208,6 +215,10 @@ VF_INLINE vf vf_from_f16(const uint16_t *p)
     return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 }
 
+/* By way of f16, whose exponent is 8 too small. */
+#define VF_E4M3_FACTOR    256.0f
+#define VF_E4M3_SCALE_MAX 0x1p100f
+
 VF_INLINE vf vf_from_e4m3(const uint8_t *p)
 {
     uint32_t four;
@@ -247,17 +258,20 @@ VF_INLINE vf vf_from_int(vi x)
 
 #endif
 
-/* 1 if a byte of the 32 is an E4M3 NaN: all bits but the sign set. */
-VF_INLINE int bytes32_have_nan(const uint8_t *p)
+/* 1 if one of n bytes, a multiple of 32, is an E4M3 NaN: all bits but the sign set. */
+VF_INLINE int bytes_have_nan(const uint8_t *p, uint32_t n)
 {
 #if defined(__aarch64__)
-    uint8x16_t mask = vdupq_n_u8(0x7f);
-    uint8x16_t a = vandq_u8(vld1q_u8(p), mask), b = vandq_u8(vld1q_u8(p + 16), mask);
-    return vmaxvq_u8(vmaxq_u8(a, b)) == 0x7f;
+    uint8x16_t mask = vdupq_n_u8(0x7f), most = vdupq_n_u8(0);
+    for (uint32_t i = 0; i < n; i += 16)
+        most = vmaxq_u8(most, vandq_u8(vld1q_u8(p + i), mask));
+    return vmaxvq_u8(most) == 0x7f;
 #else
-    __m256i mask = _mm256_set1_epi8(0x7f);
-    __m256i v = _mm256_and_si256(_mm256_loadu_si256((const void *)p), mask);
-    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(v, mask)) != 0;
+    __m256i mask = _mm256_set1_epi8(0x7f), most = _mm256_setzero_si256();
+    for (uint32_t i = 0; i < n; i += 32)
+        most = _mm256_max_epu8(most,
+                               _mm256_and_si256(_mm256_loadu_si256((const void *)(p + i)), mask));
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi8(most, mask)) != 0;
 #endif
 }
 

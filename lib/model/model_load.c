@@ -141,6 +141,8 @@ static enum err load_tensors(struct model *m, const struct model_options *option
     enum err e = load_pass(m->tensors, m->weights, &m->ctx, options->progress,
                            options->progress_arg, hashes, detail);
     m->info.model_fp = identity_fingerprint_of(m->tensors, texts, hashes);
+    const struct identity_texts none = {.config = "", .tokenizer = ""};
+    m->info.weights_fp = identity_fingerprint_of(m->tensors, &none, hashes);
     mem_give(hashes);
     m->info.weight_bytes = safetensors_file_bytes(m->tensors);
     announce_formats(m->weights, weights_parameters(&m->whole), m->info.quantization,

@@ -432,6 +432,8 @@ def generate(prompt, **flags):
 
 def main(names):
     """Runs the test_* functions of a test file (or those named on the command line)."""
+    # Ended from outside: with-blocks take their clusters down on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     seed = int(os.environ.get("TANDEM_SEED", "0")) or random.randrange(1 << 30)
     print(f"TANDEM_SEED={seed}")
     wanted = sys.argv[1:]
@@ -444,6 +446,8 @@ def main(names):
         try:
             function()
             print(f"ok {name} ({time.monotonic() - start:.1f} s)")
+        except (KeyboardInterrupt, SystemExit):
+            raise
         except BaseException:  # pylint: disable=broad-except
             failed += 1
             traceback.print_exc(file=sys.stdout)

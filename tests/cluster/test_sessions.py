@@ -64,6 +64,7 @@ def test_heartbeats_and_metrics():
         worker = dict(zip(*[iter(c.redis("hgetall", P + "worker:0").splitlines())] * 2))
         assert worker["state"] == "ready" and len(worker["model_fp"]) == 32, worker
         assert "bf16" in worker["quantization"]
+        assert len(worker["weights_sha"]) == 32 and worker["weights_sha"] != worker["model_fp"]
         assert int(worker["step_age_ms"]) < 60000
         with open(f"/proc/{c.pid('worker')}/stat", encoding="ascii") as f:
             assert worker["pid_start"] == f.read().rsplit(")", 1)[1].split()[19], worker

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tandem script: up, status, chat, logs, restart, drain, down; bad configuration; supervisors."""
+import contextlib
 import json
 import os
 import signal
@@ -85,6 +86,28 @@ def test_bad_configuration_is_said_at_once():
             c.__exit__()
 
 
+def test_down_at_any_moment_leaves_nobody():
+    """However early `down` comes after an `up`, no supervisor and no role stays behind."""
+    for tenths in (0, 1, 2, 3, 5, 8):
+        c = Cluster()
+        up = subprocess.Popen([cluster.TANDEM, "--build", cluster.BUILD, "--run_dir", c.run_dir,
+                               "--state_dir", c.state_dir, "up", "--set",
+                               f"gateway.listen=127.0.0.1:{c.port}"], cwd=cluster.ROOT,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(tenths / 10)
+        up.kill()
+        up.wait()
+        c.tandem("down", check=False)
+        time.sleep(0.5)
+        mine = subprocess.run(["pgrep", "-f", c.run_dir], capture_output=True, text=True,
+                              check=False).stdout.split()
+        left = [pid for pid in mine if pid_alive(pid)]
+        for pid in left:
+            os.kill(int(pid), signal.SIGKILL)
+        c.__exit__()
+        assert not left, (tenths, left)
+
+
 def test_a_taken_port_is_waited_for():
     """Somebody holds the gateway's port for a while: it is tried again, not given up."""
     c = Cluster()
@@ -145,6 +168,58 @@ def test_drain_of_a_worker():
         c.pool_settles()
         for name in ("worker-7", "kvmgr", "cook"):
             assert c.tandem("drain", name, check=False).returncode == 2, name
+
+
+@contextlib.contextmanager
+def second_worker(c):
+    """worker-1 in the same run_dir, without a supervisor; ended by its pid."""
+    with open(os.path.join(c.run_dir, "worker-0.args"), encoding="utf-8") as f:
+        command = f.read().splitlines() + ["--id=1"]
+    with open(os.path.join(c.run_dir, "worker-1.log"), "w", encoding="utf-8") as log:
+        process = subprocess.Popen(command, cwd=cluster.ROOT, stdout=log, stderr=log,
+                                   stdin=subprocess.DEVNULL)
+    try:
+        wait_for("two workers", 20, lambda: sum(
+            w["usable"] for w in c.health("router")["workers"]) == 2)
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def test_drain_hands_over_to_another_worker():
+    """With two workers nothing waits: what runs goes on at the other one, and so does what is new."""
+    with Cluster() as c, second_worker(c), Load(c, 4) as load:
+        load.wait_more(4)
+        whole = long_stream(c, 600)
+
+        def taken(name):
+            return [w["running"] for w in c.health("router")["workers"] if w["name"] == name][0]
+        streams = [background(lambda: long_stream(c, 600)) for _ in range(4)]
+        wait_for("both work", 10, lambda: taken("worker-0") > 1 and taken("worker-1") > 1)
+        said = c.tandem("drain", "worker-0", "--deadline", "1").stdout
+        assert "worker-0 is drained" in said, said
+        assert taken("worker-0") == 0 and c.ready()
+        load.wait_more(6)
+        for thread, got in streams:
+            thread.join(60)
+            assert got and got[0].ids == whole.ids and got[0].finish == "length", got
+        assert taken("worker-0") == 0
+        c.tandem("undrain", "worker-0")
+        wait_for("it works again", 10, lambda: taken("worker-0") > 0)
+        # ... and the loss of one at once is a hand-over, too
+        thread, got = background(lambda: long_stream(c, 600))
+        time.sleep(0.3)
+        old = c.kill("worker")
+        c.wait_restart("worker", old)
+        thread.join(60)
+        assert got and got[0].ids == whole.ids, got
+        load.wait_more(4)
+        assert c.metric("router", "tandem_router_resumed_total") > 0
 
 
 def test_drain_of_router_and_gateway():

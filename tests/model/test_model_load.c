@@ -162,7 +162,7 @@ static void test_missing_files(void **state)
 static void test_fingerprint(void **state)
 {
     (void)state;
-    struct hash128 fp[5];
+    struct hash128 fp[5], weights[5];
     char path[512];
     struct err_detail detail = {{0}};
     for (int i = 0; i < 5; i++) {
@@ -183,6 +183,7 @@ static void test_fingerprint(void **state)
         assert_int_equal(load(&m, &detail), ERR_OK);
         unlink(path);
         fp[i] = model_info(m)->model_fp;
+        weights[i] = model_info(m)->weights_fp;
         model_destroy(&m);
     }
     assert_memory_equal(&fp[0], &fp[1], sizeof(fp[0]));
@@ -190,6 +191,9 @@ static void test_fingerprint(void **state)
     assert_memory_not_equal(&fp[0], &fp[3], sizeof(fp[0]));
     assert_memory_not_equal(&fp[2], &fp[3], sizeof(fp[0]));
     assert_memory_not_equal(&fp[0], &fp[4], sizeof(fp[0])); /* the chat template counts, too */
+    assert_memory_equal(&weights[0], &weights[2], sizeof(fp[0])); /* texts are no weights */
+    assert_memory_equal(&weights[0], &weights[4], sizeof(fp[0]));
+    assert_memory_not_equal(&weights[0], &weights[3], sizeof(fp[0]));
 }
 
 static void test_info(void **state)

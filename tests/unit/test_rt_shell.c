@@ -268,7 +268,7 @@ static int setup(void **state)
     p->workers_max = p->gateways_max = 4;
     p->worker_silence_ms = p->gateway_silence_ms = 20000;
     p->cancel_ms = p->canary_ms = 2000;
-    p->no_worker_ms = p->canary_silence_ms = 30000;
+    p->no_worker_ms = p->canary_silence_ms = p->progress_ms_max = 30000;
     b->loop = loop_create();
     assert_int_equal(rt_shell_create(b->loop, p, &b->shell, &detail), ERR_OK);
     b->bus = bus_create(b->loop);
