@@ -39,8 +39,9 @@ static void nodes_check(const struct wk_params *p, struct str *faults)
         return;
     for (const char *at = p->fabric_nodes; *at != '\0'; count++) {
         if (strncmp(at, "127.", 4) != 0)
-            str_add_format(faults, "fabric_nodes: %.40s: only 127.x.x.x, tcp is in the clear\n",
-                           at);
+            str_add_format(faults,
+                           "fabric_nodes: address %u: only 127.x.x.x, tcp is in the clear\n",
+                           count + 1);
         at += strcspn(at, ",");
         at += *at == ',';
     }
