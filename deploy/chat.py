@@ -155,6 +155,8 @@ def main():
             sys.exit(f"tandem chat: {options.tools}: {error}")
         if isinstance(tools, dict):
             tools = tools.get("tools", [tools])
+        if not isinstance(tools, list) or not all(isinstance(t, dict) for t in tools):
+            sys.exit(f"tandem chat: {options.tools}: must hold a list of tool definitions")
         body["tools"] = [t if "function" in t else {"type": "function", "function": t}
                          for t in tools]
     for name, value in (("reasoning_effort", options.effort), ("max_tokens", options.max_tokens),

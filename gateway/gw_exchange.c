@@ -75,9 +75,7 @@ void gw_exchange_start(struct gw_shell *s, struct gw_http_request *http, enum gw
     job->endpoint = endpoint;
     job->owner = x;
     job->ok = false;
-    job->window = s->checkpoint.context_max;
-    if (s->router.context_max >= 2 && s->router.context_max < job->window)
-        job->window = s->router.context_max;
+    job->window = gw_shell_window(s);
     rng_system(&job->seed, sizeof(job->seed));
     fill_client(http, job);
     str_clear(&job->answer);

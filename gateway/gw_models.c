@@ -24,6 +24,12 @@ static void write_text(struct str *out, const char *text)
     json_write_string(out, text, strlen(text));
 }
 
+uint32_t gw_shell_window(const struct gw_shell *s)
+{
+    uint32_t engine = s->router.context_max, model = s->checkpoint.context_max;
+    return engine >= 2 && engine < model ? engine : model;
+}
+
 /* The workers' warnings, one a line, and our own. */
 static void write_warnings(const struct gw_shell *s, struct str *out)
 {
@@ -60,7 +66,7 @@ static void write_model(const struct gw_shell *s, struct str *out)
         str_add_format(out, ", fp %.8s)", r->model_fp);
     }
     str_add_format(out, "\",\"parent\":null,\"max_model_len\":%u,\"context_length\":%u",
-                   c->context_max, c->context_max);
+                   gw_shell_window(s), gw_shell_window(s));
     str_add_text(out, ",\"permission\":[{\"id\":\"modelperm-");
     json_write_escaped(out, c->name, strlen(c->name));
     str_add_format(out,

@@ -45,7 +45,7 @@ static bool check_calls(struct gw_reader *rd, const struct json *calls, uint32_t
         snprintf(path, sizeof(path), "messages[%u].tool_calls[%u]", message, i);
         if (!json_is(c, JSON_OBJECT))
             return bad_at(rd, path, "must be an object");
-        if (!member_is(rd, c, path, "id", IS_STRING | IS_NUMBER, "must be a string") ||
+        if (!member_is(rd, c, path, "id", IS_STRING | IS_NUMBER, "must be a string or a number") ||
             !member_is(rd, c, path, "type", IS_STRING, "must be a string") ||
             !member_is(rd, c, path, "function", IS_OBJECT, "must be an object"))
             return false;
@@ -59,6 +59,8 @@ static bool check_message(struct gw_reader *rd, const struct json *m, uint32_t i
     char path[32];
     const struct json *role = json_get(m, "role");
     snprintf(path, sizeof(path), "messages[%u]", index);
+    if (!member_is(rd, m, path, "name", IS_STRING, "must be a string"))
+        return false;
     if (json_string_is(role, "assistant"))
         return member_is(rd, m, path, "reasoning_content", IS_STRING | IS_ARRAY,
                          "must be a string") &&
@@ -66,7 +68,8 @@ static bool check_message(struct gw_reader *rd, const struct json *m, uint32_t i
                member_is(rd, m, path, "refusal", IS_STRING, "must be a string") &&
                check_calls(rd, json_get(m, "tool_calls"), index);
     if (json_string_is(role, "tool"))
-        return member_is(rd, m, path, "tool_call_id", IS_STRING | IS_NUMBER, "must be a string");
+        return member_is(rd, m, path, "tool_call_id", IS_STRING | IS_NUMBER,
+                         "must be a string or a number");
     return true;
 }
 

@@ -278,7 +278,7 @@ static void write_tokens(struct gw_reader *rd, struct str *out)
 {
     const struct token_ids *ids = &rd->o->ids;
     str_add_format(out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids->count,
-                   rd->o->checkpoint->context_max);
+                   rd->in->window);
     for (size_t i = 0; i < ids->count; i++)
         str_add_format(out, "%s%u", i ? "," : "", ids->ids[i]);
     str_add_text(out, "],\"token_strs\":");

@@ -101,6 +101,13 @@ static bool json_body(const struct gw_http_request *r)
     if (!type || !*type)
         return true;
     size_t n = strcspn(type, "; \t");
+    const char *charset = strcasestr(type + n, "charset=");
+    if (charset) {
+        charset += strlen("charset=");
+        charset += *charset == '"';
+        if (strncasecmp(charset, "utf-8", 5) != 0 && strncasecmp(charset, "utf8", 4) != 0)
+            return false;
+    }
     return (n == 16 && strncasecmp(type, "application/json", 16) == 0) ||
            (n > 17 && strncasecmp(type, "application/", 12) == 0 &&
             strncasecmp(type + n - 5, "+json", 5) == 0);
@@ -163,7 +170,7 @@ void gw_shell_http_head(void *arg, struct gw_http_request *r)
     }
     if (bit == POST && !json_body(r)) {
         gw_refuse(&refusal, 415, "invalid_request_error", NULL, NULL,
-                  "The body must be plain JSON: Content-Type: application/json.");
+                  "The body must be plain JSON in UTF-8: Content-Type: application/json.");
         gw_shell_refuse(s, r, &refusal, NULL);
         return;
     }

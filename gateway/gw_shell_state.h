@@ -152,6 +152,8 @@ void gw_shell_refuse(struct gw_shell *s, struct gw_http_request *r,
                      const struct gw_refusal *refusal, const char *headers);
 
 /* gw_models.c: answers that need no engine */
+/* Tokens of prompt and answer together: what the model allows, or less if the pool holds less. */
+uint32_t gw_shell_window(const struct gw_shell *s);
 void gw_models_list(struct gw_shell *s, struct gw_http_request *r);
 void gw_models_one(struct gw_shell *s, struct gw_http_request *r, const char *id);
 void gw_models_version(struct gw_shell *s, struct gw_http_request *r);

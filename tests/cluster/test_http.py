@@ -67,6 +67,7 @@ BAD_CHAT = [
      "messages[1].tool_calls[0].type"),
     ("messages", HI + [{"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}],
      "messages[1].tool_calls[0].function.name"),
+    ("messages", [{"role": "user", "name": 5, "content": "x"}], "messages[0].name"),
     ("messages", HI + [{"role": "tool", "tool_call_id": [1], "content": "x"}], "messages[1].tool_call_id"),
     ("messages", HI + [{"role": "tool", "tool_call_id": "a", "content": 5}], "messages[1].content"),
     ("messages", [{"role": 5, "content": "x"}], "messages[0].role"),
@@ -403,7 +404,8 @@ def test_shapes():
         models = c.request("GET", "/v1/models").json()
         entry = models["data"][0]
         assert models["object"] == "list" and entry["id"] == model and entry["object"] == "model"
-        assert entry["max_model_len"] == 1048576 and "max_tokens" not in entry
+        # the pool of a test holds less than the model's window
+        assert 1024 <= entry["max_model_len"] < 1048576 and "max_tokens" not in entry
         assert "bf16" in json.dumps(entry), entry
         assert c.request("GET", "/v1/models/" + model).json()["id"] == model
         assert c.post(CHAT, {"messages": HI, "model": "gpt-9"}).status == 404
@@ -459,7 +461,7 @@ def test_shapes():
 
         # tokenize and back
         tokens = c.post("/tokenize", {"prompt": "Hello <think> wörld"}).json()
-        assert tokens["count"] == len(tokens["tokens"]) and tokens["max_model_len"] == 1048576
+        assert tokens["count"] == len(tokens["tokens"]) and tokens["max_model_len"] == entry["max_model_len"]
         assert c.post("/detokenize", {"tokens": tokens["tokens"]}).json() == {
             "prompt": "Hello <think> wörld"}
         chat = c.post("/tokenize", {"messages": HI}).json()
@@ -636,6 +638,20 @@ def test_receipt_of_cut_answers():
         assert accepted > 0
         c.ledger_settles()
         c.pool_settles()
+
+
+def test_window_is_what_is_served():
+    """A pool that holds less than the model's window: every page says the same smaller number."""
+    with Cluster(kvmgr__arena_bytes=24 << 20) as c:
+        window = c.request("GET", "/v1/models").json()["data"][0]["max_model_len"]
+        assert 1024 <= window < 1 << 20, window
+        assert c.post("/tokenize", {"prompt": "a"}).json()["max_model_len"] == window
+        reply = c.post(COMPLETIONS, {"prompt": [5] * window, "max_tokens": 1})
+        assert reply.status == 400 and str(window) in reply.json()["error"]["message"], reply.body
+        for charset, status in (("utf-8", 200), ("UTF-8", 200), ("latin1", 415)):
+            reply = c.post("/tokenize", {"prompt": "a"},
+                           headers={"Content-Type": f"application/json; charset={charset}"})
+            assert reply.status == status, (charset, reply.status)
 
 
 def test_request_ids():
