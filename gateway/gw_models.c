@@ -8,7 +8,7 @@
 #include "lib/base/check.h"
 #include "lib/base/json.h"
 
-#define DEAD_US 5000000u /* an engine that was there and is silent for longer */
+#define DEAD_US 5000000u /* an engine that is silent for longer */
 
 static void reply_text(struct gw_shell *s, struct gw_http_request *r, int status, const char *type)
 {
@@ -142,16 +142,20 @@ void gw_models_load(struct gw_shell *s, struct gw_http_request *r)
     reply_text(s, r, 200, NULL);
 }
 
-/* Alive, unless the engine was there and has gone. */
+/* Alive, unless the engine is gone: its router is silent, or the router hears no worker.  One that
+ * loads or is drained is there. */
 void gw_models_health(struct gw_shell *s, struct gw_http_request *r)
 {
     uint64_t now_us = gw_shell_now(s);
-    if (!s->router.known || now_us - s->router.seen_us <= DEAD_US) {
+    bool silent = s->router.known && now_us - s->router.seen_us > DEAD_US;
+    bool alone = s->router.known && now_us - s->router.live_us > DEAD_US;
+    if (!silent && !alone) {
         gw_http_reply(r, &(struct gw_http_reply){.status = 200, .content_type = "text/plain"});
         return;
     }
     struct gw_refusal refusal;
-    gw_refuse_err(&refusal, ERR_NO_WORKER, 1000, "the router does not answer");
+    gw_refuse_err(&refusal, ERR_NO_WORKER, 1000,
+                  silent ? "the router does not answer" : "no worker lives");
     gw_shell_refuse(s, r, &refusal, NULL);
 }
 

@@ -229,8 +229,11 @@ static void take_router_info(struct gw_shell *s, const struct msg_router_info *m
     if (!r->known || r->incarnation != m->incarnation)
         log_info(GATEWAY, r->known ? "router restarted" : "router up",
                  "incarnation=%016" PRIx64 " workers_ready=%u", m->incarnation, m->workers_ready);
+    uint64_t now_us = loop_now_us(s->loop);
+    if (!r->known || r->incarnation != m->incarnation || m->workers_live > 0)
+        r->live_us = now_us;
     r->known = true;
-    r->seen_us = loop_now_us(s->loop);
+    r->seen_us = now_us;
     r->incarnation = m->incarnation;
     r->ready = m->ready;
     r->workers_ready = m->workers_ready;

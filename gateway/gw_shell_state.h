@@ -68,6 +68,7 @@ struct gw_router {
     bool known;
     bool ready;
     uint64_t seen_us, incarnation;
+    uint64_t live_us; /* when it knew of a living worker last, or began */
     uint32_t workers_ready, running, waiting, context_max;
     uint32_t block_tokens, blocks_total, blocks_free;
     char model_fp[33];

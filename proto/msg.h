@@ -221,6 +221,7 @@ struct msg_router_info {
     bool ready;         /* last canary on some worker was right and recent */
     const char *reason; /* why not */
     uint32_t workers_ready;
+    uint32_t workers_live; /* heard and not failed: loading and drained ones too */
     uint32_t running, waiting;
     uint64_t tokens_waiting;
     uint32_t context_max; /* the largest of ready workers */

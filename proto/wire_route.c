@@ -246,23 +246,12 @@ static const struct wire_struct announce_table =
 #define M struct msg_router_info
 #define P Tandem__V1__RouterState
 static const struct wire_field router_rows[] = {
-    WIRE_ROW_U64(incarnation),
-    WIRE_ROW_BOOL(ready),
-    WIRE_ROW_TEXT(reason),
-    WIRE_ROW_U32(workers_ready),
-    WIRE_ROW_U32(running),
-    WIRE_ROW_U32(waiting),
-    WIRE_ROW_U64(tokens_waiting),
-    WIRE_ROW_U32(context_max),
-    WIRE_ROW_U32(block_tokens),
-    WIRE_ROW_U32(blocks_total),
-    WIRE_ROW_U32(blocks_free),
-    WIRE_ROW_HASH(model_fp),
-    WIRE_ROW_TEXT(quantization),
-    WIRE_ROW_TEXT(spec),
-    WIRE_ROW_TEXT(config_hash),
-    WIRE_ROW_TEXT(warnings),
-    WIRE_ROW_SUB(ledger, ledger_table),
+    WIRE_ROW_U64(incarnation),   WIRE_ROW_BOOL(ready),         WIRE_ROW_TEXT(reason),
+    WIRE_ROW_U32(workers_ready), WIRE_ROW_U32(workers_live),   WIRE_ROW_U32(running),
+    WIRE_ROW_U32(waiting),       WIRE_ROW_U64(tokens_waiting), WIRE_ROW_U32(context_max),
+    WIRE_ROW_U32(block_tokens),  WIRE_ROW_U32(blocks_total),   WIRE_ROW_U32(blocks_free),
+    WIRE_ROW_HASH(model_fp),     WIRE_ROW_TEXT(quantization),  WIRE_ROW_TEXT(spec),
+    WIRE_ROW_TEXT(config_hash),  WIRE_ROW_TEXT(warnings),      WIRE_ROW_SUB(ledger, ledger_table),
 };
 #undef M
 #undef P

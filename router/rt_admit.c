@@ -39,19 +39,22 @@ static uint32_t running(struct rt_core *c)
 
 #define REFUSE(code, ...) (snprintf(c->text, sizeof(c->text), __VA_ARGS__), (code))
 
-static enum err readiness_check(struct rt_core *c)
-{
-    if (!c->ever_usable && c->now_us - c->start_us > RT_START_GRACE_US)
-        return REFUSE(ERR_LOADING, "no worker has been ready yet");
-    if (c->ever_usable && c->now_us - c->usable_us > c->options.no_worker_us_max)
-        return REFUSE(ERR_NO_WORKER, "no worker is ready");
-    return ERR_OK;
-}
-
 /* It was admitted before, by this router or its predecessor. */
 static bool comes_back(const struct msg_request *q)
 {
     return q->ids_count > q->prompt_count || q->attempt > 0;
+}
+
+static enum err readiness_check(struct rt_core *c, const struct msg_request *q)
+{
+    bool early = !c->ever_usable && c->now_us - c->start_us <= RT_START_GRACE_US;
+    bool recent = c->ever_usable && c->now_us - c->usable_us <= c->options.no_worker_us_max;
+    if (early || recent)
+        return ERR_OK;
+    if (rt_table_fit(c->table, q->ids_count) == RT_FIT_DRAINED)
+        return comes_back(q) ? ERR_OK : REFUSE(ERR_DRAINING, "the worker is drained");
+    return c->ever_usable ? REFUSE(ERR_NO_WORKER, "no worker is ready")
+                          : REFUSE(ERR_LOADING, "no worker has been ready yet");
 }
 
 /* Token memory that must be free for it; a stream that comes back may take the last of it. */
@@ -310,7 +313,7 @@ static enum err admit_check(struct rt_core *c, const struct msg_request *q)
     TRY(size_check(c, q));
     if (c->draining && !comes_back(q))
         return REFUSE(ERR_DRAINING, "the router is draining");
-    TRY(readiness_check(c));
+    TRY(readiness_check(c, q));
     if (q->limits.deadline_unix_us != 0 && q->limits.deadline_unix_us <= c->unix_us)
         return REFUSE(ERR_TIMEOUT, "deadline has passed already");
     return ERR_OK;

@@ -184,6 +184,7 @@ static void router_info(struct rt_core *c, struct msg_router_info *ret_info)
             continue;
         info.running += w->request_count;
         bool usable = rt_worker_usable(w);
+        info.workers_live += !w->lost && w->info.state != MSG_WORKER_FAILED;
         if (usable) {
             info.workers_ready++;
             info.blocks_total += w->info.blocks_total;

@@ -301,6 +301,12 @@ bool rt_request_work(struct rt_core *c, struct rt_request *r)
     return true;
 }
 
+/* A worker had it before, here or under our predecessor: its client waits in the middle. */
+static bool begun(const struct rt_request *r)
+{
+    return r->output_count > 0 || r->attempt > 0;
+}
+
 static void waiting_tick(struct rt_core *c, struct rt_request *r)
 {
     if (r->deadline_us != 0 && c->now_us >= r->deadline_us) {
@@ -312,13 +318,19 @@ static void waiting_tick(struct rt_core *c, struct rt_request *r)
         rt_request_finish(c, r, MSG_FINISH_FAILED, ERR_CONTEXT, NULL);
         return;
     }
-    if (fit == RT_FIT_USABLE)
+    /* What has begun waits for `undrain` or a restart, however long that takes; the clock of a
+     * worker that does not come back starts after it. */
+    if (fit == RT_FIT_USABLE || (fit == RT_FIT_DRAINED && begun(r)))
         r->fit_us = c->now_us;
+    uint64_t usable_us = r->fit_us > c->usable_us ? r->fit_us : c->usable_us;
     uint64_t fit_us = r->fit_us > r->queued_us ? r->fit_us : r->queued_us;
     uint64_t max_us = c->options.no_worker_us_max;
-    if (c->now_us - c->usable_us <= max_us && c->now_us - fit_us <= max_us)
+    if (c->now_us - usable_us <= max_us && c->now_us - fit_us <= max_us)
         return;
-    rt_request_finish(c, r, MSG_FINISH_FAILED, c->ever_usable ? ERR_NO_WORKER : ERR_LOADING, NULL);
+    enum err code = fit == RT_FIT_DRAINED ? ERR_DRAINING
+                    : c->ever_usable      ? ERR_NO_WORKER
+                                          : ERR_LOADING;
+    rt_request_finish(c, r, MSG_FINISH_FAILED, code, NULL);
 }
 
 void rt_request_tick(struct rt_core *c, struct rt_request *r)

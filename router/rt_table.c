@@ -193,6 +193,12 @@ bool rt_worker_usable(const struct rt_worker *w)
            w->info.kv_state != RT_KV_SILENT && !w->stalled && w->canary.verdict == RT_CANARY_RIGHT;
 }
 
+bool rt_worker_drained(const struct rt_worker *w)
+{
+    CHECK_OBJ(w, WORKER_MAGIC);
+    return !w->lost && (w->drain || w->info.state == MSG_WORKER_DRAINING);
+}
+
 void rt_worker_progress(struct rt_worker *w, uint64_t now_us)
 {
     CHECK_OBJ(w, WORKER_MAGIC);
@@ -317,10 +323,12 @@ enum rt_fit rt_table_fit(const struct rt_table *t, uint32_t tokens)
         if (rt_worker_usable(w) && holds(w->info.context_max, tokens))
             return RT_FIT_USABLE;
         known = known || w->context_max > 0;
-        if (holds(w->context_max, tokens))
+        if (rt_worker_drained(w) && holds(w->info.context_max, tokens))
+            fit = RT_FIT_DRAINED;
+        else if (holds(w->context_max, tokens) && fit == RT_FIT_NEVER)
             fit = RT_FIT_ABSENT;
     }
-    return known ? fit : RT_FIT_ABSENT;
+    return known || fit == RT_FIT_DRAINED ? fit : RT_FIT_ABSENT;
 }
 
 uint32_t rt_table_context_free(const struct rt_table *t, uint64_t now_us)

@@ -86,6 +86,8 @@ uint32_t rt_table_gateways_max(const struct rt_table *t);
 void rt_worker_info_set(struct rt_worker *w, const struct msg_worker_info *info);
 /* Heard, ready, not draining, its kvmgr is heard, it computes, and its last canary was right. */
 bool rt_worker_usable(const struct rt_worker *w);
+/* Heard, but takes nothing until `undrain` or a restart. */
+bool rt_worker_drained(const struct rt_worker *w);
 /* A canary in flight takes a sequence too. */
 uint32_t rt_worker_taken(const struct rt_worker *w);
 /* Something was computed: it is well. */
@@ -103,9 +105,10 @@ void rt_gateway_leave(struct rt_request *r);
 
 /* What `tokens` and one more meet among the workers known. */
 enum rt_fit {
-    RT_FIT_NEVER,  /* workers have said their contexts, and none is large enough */
-    RT_FIT_ABSENT, /* one that is not usable now could hold them, or none is known */
-    RT_FIT_USABLE, /* some usable worker holds them, if it has a free sequence */
+    RT_FIT_NEVER,   /* workers have said their contexts, and none is large enough */
+    RT_FIT_ABSENT,  /* one that is not usable now could hold them, or none is known */
+    RT_FIT_DRAINED, /* a drained worker that lives could hold them, no usable one does */
+    RT_FIT_USABLE,  /* some usable worker holds them, if it has a free sequence */
 };
 enum rt_fit rt_table_fit(const struct rt_table *t, uint32_t tokens);
 /* The largest context of the usable workers that could take a request now; 0 = none. */

@@ -292,6 +292,12 @@ bool wk_core_quiet(const struct wk_core *core)
     return !core->flight.active && !core->prefill.active;
 }
 
+bool wk_core_draining(const struct wk_core *core)
+{
+    CHECK_OBJ(core, WK_CORE_MAGIC);
+    return core->draining || core->stopping;
+}
+
 bool wk_core_stopped(const struct wk_core *core)
 {
     CHECK_OBJ(core, WK_CORE_MAGIC);
@@ -312,7 +318,7 @@ void wk_core_info(struct wk_core *core, uint64_t now_us, struct msg_worker_info 
         if (seq->state == WK_SEQ_WAITING || seq->state == WK_SEQ_PREFILL)
             queued += wk_core_length(core, seq) - seq->computed;
     }
-    ret_info->state = core->draining || core->stopping ? MSG_WORKER_DRAINING : MSG_WORKER_READY;
+    ret_info->state = wk_core_draining(core) ? MSG_WORKER_DRAINING : MSG_WORKER_READY;
     ret_info->seqs_live = core->live_count;
     ret_info->seqs_max = core->options.seqs_max;
     ret_info->tokens_queued = queued;

@@ -122,6 +122,7 @@ void wk_core_step(struct wk_core *core, const struct wk_event *event,
 bool wk_core_quiet(const struct wk_core *core);
 /* After WK_EV_STOP: nothing in flight, every lease released. */
 bool wk_core_stopped(const struct wk_core *core);
+bool wk_core_draining(const struct wk_core *core); /* takes nothing new, until it may again */
 
 /* Fills the fields of WorkerState that the core knows; gap_us_max starts anew. */
 void wk_core_info(struct wk_core *core, uint64_t now_us, struct msg_worker_info *ret_info);

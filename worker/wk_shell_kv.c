@@ -204,7 +204,6 @@ static void attached(struct wk_shell *s)
              event.shape.live_slots, event.shape.slot_count - event.shape.live_slots, kv->epoch,
              kv->incarnation);
     wk_shell_step(s, &event);
-    status_set_state(s->status, s->stopping ? "draining" : "ready");
 }
 
 static void arena_take(struct wk_shell *s)

@@ -68,7 +68,11 @@ static void info_fill(struct wk_shell *s, struct msg_worker_info *w)
 
 static struct wk_published published_now(const struct wk_shell *s)
 {
-    struct wk_published now = {.state = s->load_failed ? 4 : s->stopping ? 3 : s->core ? 2 : 1};
+    bool draining = s->stopping || (s->core != NULL && wk_core_draining(s->core));
+    struct wk_published now = {.state = s->load_failed ? MSG_WORKER_FAILED
+                                        : draining     ? MSG_WORKER_DRAINING
+                                        : s->core      ? MSG_WORKER_READY
+                                                       : MSG_WORKER_LOADING};
     now.kv_state = s->kv.attached;
     if (s->core != NULL) {
         now.seqs_live = (uint32_t)wk_core_stats(s->core)->ledger.live;
@@ -89,6 +93,8 @@ void wk_shell_publish(struct wk_shell *s, bool always)
     if (now.drafter_poor != s->published.drafter_poor)
         log_warn(WORKER, now.drafter_poor ? "drafter degraded" : "drafter recovered",
                  "accept_floor=%.3f", s->params->accept_floor);
+    if (s->core != NULL && !s->load_failed)
+        status_set_state(s->status, now.state == MSG_WORKER_DRAINING ? "draining" : "ready");
     s->published = now;
     struct msg m = {.type = MSG_WORKER_STATE, .epoch = s->kv.epoch};
     info_fill(s, &m.u.worker);

@@ -154,6 +154,7 @@ def test_drain_of_a_worker():
         assert "worker-0 is drained" in said, said
         assert c.health("worker")["seqs_live"] == 0
         assert c.health("router")["workers"][0]["draining"]
+        assert c.health("worker")["state"] == "draining"
         assert not c.ready()
         late, answer = background(lambda: c.chat("Who are you?", temperature=0))
         time.sleep(1)
@@ -164,10 +165,59 @@ def test_drain_of_a_worker():
         assert answer and "small test model" in answer[0]["choices"][0]["message"]["content"]
         assert got and got[0].ids == whole.ids and got[0].finish == "length", got
         wait_for("ready", 10, c.ready)
+        assert c.health("worker")["state"] == "ready"
         c.ledger_settles()
         c.pool_settles()
         for name in ("worker-7", "kvmgr", "cook"):
             assert c.tandem("drain", name, check=False).returncode == 2, name
+
+
+def status_row(c, name):
+    roles = json.loads(c.tandem("status", "--json").stdout)["roles"]
+    return [role["state"] for role in roles if role["name"] == name][0]
+
+
+def test_drain_outlasts_the_wait_for_a_worker():
+    """What has begun waits longer than no_worker_ms for undrain; what is new is told `draining`."""
+    c = Cluster()
+    c.sets["router.no_worker_ms"] = "3000"
+    with c:
+        whole = long_stream(c, 600)
+        thread, got = background(lambda: long_stream(c, 600))
+        wait_for("running", 10, lambda: c.health("worker")["seqs_live"] >= 1)
+        c.tandem("drain", "worker", "--deadline", "1")
+        assert status_row(c, "worker-0") == "draining"
+        for most in (15, 1):  # the first waits, then it is known
+            start = time.monotonic()
+            refused = c.post("/v1/completions", {"prompt": "one", "max_tokens": 2})
+            assert refused.status == 503 and "draining" in refused.body.decode(), refused.body
+            assert int(refused.headers["retry-after"]) >= 1
+            assert time.monotonic() - start <= most
+        time.sleep(7)  # past no_worker_ms, and past what /health gives a dead engine
+        assert thread.is_alive() and not got and c.health("router")["queue"] == 1
+        assert c.request("GET", "/health").status == 200
+        c.tandem("undrain", "worker")
+        thread.join(60)
+        assert got and got[0].ids == whole.ids and got[0].finish == "length", got
+        wait_for("its row", 5, lambda: status_row(c, "worker-0") == "ready")
+
+
+def test_health_tells_of_a_dead_engine():
+    """/health is red while the only worker stands still, and green again after it."""
+    with Cluster() as c:
+        assert c.request("GET", "/health").status == 200
+        pid = c.kill("worker", signal.SIGSTOP)
+        try:
+            wait_for("red", 15, lambda: c.request("GET", "/health").status == 503)
+            assert "no worker lives" in c.request("GET", "/health").body.decode()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        wait_for("green", 15, lambda: c.request("GET", "/health").status == 200)
+        wait_for("ready", 20, c.ready)
+        old = c.kill("worker")  # a worker that is only restarted is no dead engine
+        while c.pid("worker") == old or not c.ready():
+            assert c.request("GET", "/health").status == 200
+            time.sleep(0.1)
 
 
 @contextlib.contextmanager

@@ -186,6 +186,7 @@ static void on_state(void *arg)
                                           .ready = true,
                                           .reason = "",
                                           .workers_ready = 1,
+                                          .workers_live = 1,
                                           .running = live(),
                                           .context_max = 1048576,
                                           .quantization = "none (fake router)",

@@ -486,6 +486,14 @@ static void test_drain_and_resume(void **state)
     end();
 }
 
+static void give_back(uint32_t worker)
+{
+    for (uint32_t n = 0; n < SEQS_MAX; n++) {
+        if (w.workers[worker].seqs[n].used)
+            seq_end(&w, worker, &w.workers[worker].seqs[n], MSG_FINISH_FAILED, ERR_DRAINING);
+    }
+}
+
 /* At its deadline a draining worker gives its requests back; the other goes on. */
 static void test_drain_gives_back(void **state)
 {
@@ -497,14 +505,78 @@ static void test_drain_gives_back(void **state)
     world_run_ms(&w, 400);
     drain(0, MSG_WORKER_DRAIN);
     world_run_ms(&w, 50);
-    for (uint32_t n = 0; n < SEQS_MAX; n++) {
-        if (w.workers[0].seqs[n].used)
-            seq_end(&w, 0, &w.workers[0].seqs[n], MSG_FINISH_FAILED, ERR_DRAINING);
-    }
+    give_back(0);
     world_run_ms(&w, 6000);
     for (uint32_t i = 0; i < 4; i++)
         assert_int_equal(s[i]->finish, MSG_FINISH_LENGTH);
     assert_int_equal(stats().requeued, 2);
+    end();
+}
+
+/* What has begun outlasts the drain of the only worker; what is new waits its time and is told. */
+static void test_drain_of_the_only_worker(void **state)
+{
+    (void)state;
+    for (uint32_t restarted = 0; restarted < 2; restarted++) {
+        begin(1, 1);
+        struct stream *s = open_long(0, 400);
+        world_run_ms(&w, 400);
+        assert_true(s->k > 0 && s->k < 400);
+        drain(0, MSG_WORKER_DRAIN);
+        world_run_ms(&w, 50);
+        give_back(0);
+        world_run_ms(&w, 1000);
+        assert_false(w.gateways[0].router.ready);
+        assert_int_equal(w.gateways[0].router.workers_live, 1);
+        struct stream *t = open_long(0, 20);
+        world_run_ms(&w, 25000);
+        assert_int_equal(t->state, S_LIVE);
+        world_run_ms(&w, 10000);
+        assert_int_equal(t->finish, MSG_FINISH_FAILED);
+        assert_int_equal(t->code, ERR_DRAINING);
+        struct stream *u = open_long(0, 20);
+        world_run_ms(&w, 50);
+        assert_int_equal(u->reply, ERR_DRAINING);
+        assert_true(u->retry_ms >= 1000);
+        stream_submit(&w, 0, s); /* the gateway connects anew */
+        world_run_ms(&w, 60000);
+        assert_int_equal(s->state, S_LIVE);
+        if (restarted) { /* its time to come back is counted from here */
+            worker_kill(&w, 0);
+            world_run_ms(&w, 20000);
+            assert_int_equal(w.gateways[0].router.workers_live, 0);
+            assert_int_equal(s->state, S_LIVE);
+            worker_up(&w, 0, 8);
+        } else {
+            drain(0, MSG_WORKER_RESUME);
+        }
+        world_run_ms(&w, 6000);
+        assert_int_equal(s->finish, MSG_FINISH_LENGTH);
+        assert_int_equal(s->k, 400);
+        end();
+    }
+}
+
+/* A drained worker that dies and stays away holds nobody. */
+static void test_drained_worker_dies(void **state)
+{
+    (void)state;
+    begin(1, 1);
+    struct stream *s = open_long(0, 400);
+    world_run_ms(&w, 400);
+    drain(0, MSG_WORKER_DRAIN);
+    world_run_ms(&w, 50);
+    give_back(0);
+    world_run_ms(&w, 40000);
+    worker_kill(&w, 0);
+    world_run_ms(&w, 25000);
+    assert_int_equal(s->state, S_LIVE);
+    world_run_ms(&w, 10000);
+    assert_int_equal(s->finish, MSG_FINISH_FAILED);
+    assert_int_equal(s->code, ERR_NO_WORKER);
+    struct stream *t = open_long(0, 20);
+    world_run_ms(&w, 50);
+    assert_int_equal(t->reply, ERR_NO_WORKER);
     end();
 }
 
@@ -721,6 +793,8 @@ int main(void)
         cmocka_unit_test(test_busy_worker_needs_no_canary),
         cmocka_unit_test(test_drain_and_resume),
         cmocka_unit_test(test_drain_gives_back),
+        cmocka_unit_test(test_drain_of_the_only_worker),
+        cmocka_unit_test(test_drained_worker_dies),
         cmocka_unit_test(test_deadline),
         cmocka_unit_test(test_router_restart),
         cmocka_unit_test(test_worker_says_busy),

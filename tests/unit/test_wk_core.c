@@ -248,7 +248,9 @@ static void drain_stop_and_deadlines(void **state)
     assert_int_equal(b->finish_seen, MSG_FINISH_FAILED);
     assert_int_equal(b->code, ERR_TIMEOUT);
     struct msg drain = {.type = MSG_WORKER_DRAIN};
+    assert_false(wk_core_draining(w->core));
     event_msg(w, &drain);
+    assert_true(wk_core_draining(w->core));
     struct request *c = request_add(w, 10, 4, "off");
     plain_run(w, c);
     assign(w, c); /* refused: tried again by the router */
@@ -257,6 +259,7 @@ static void drain_stop_and_deadlines(void **state)
         advance(w);
     struct msg resume = {.type = MSG_WORKER_RESUME};
     event_msg(w, &resume);
+    assert_false(wk_core_draining(w->core));
     while (c->finishes == 0)
         advance(w);
     assert_int_equal(a->finishes, 0);
