@@ -69,7 +69,7 @@ static void good_make(void)
     struct hash128 hashes[2] = {{{1}}, {{2}}}, parent = {{0}};
     km_arena_blocks_writing(a, blocks, 4);
     km_arena_blocks_commit(a, blocks, 2, 0, &parent, hashes);
-    km_arena_slots_writing(a, &slot, 1);
+    km_arena_slots_writing(a, &slot, 1, true);
     km_arena_close(&a);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t got = read(fd, good, sizeof(good));
@@ -124,7 +124,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint32_t blocks[] = {0, 1, 5}, slot = 0;
     km_arena_blocks_writing(a, blocks, 3);
     km_arena_blocks_free(a, blocks, 2);
-    km_arena_slots_writing(a, &slot, 1);
+    km_arena_slots_writing(a, &slot, 1, false);
     km_arena_close(&a);
     CHECK(km_audit_read(path, &audit, &detail) == ERR_OK);
     CHECK(km_audit_sound(&audit) && audit.blocks_by_state[KV_WRITING] == 1);
