@@ -63,13 +63,20 @@ static inline void scratch_fini(const char *path)
 static inline bool same_files(const char *a, const char *b)
 {
     char command[4096];
-    snprintf(command, sizeof(command), "cmp -s '%s' '%s'", a, b);
+    snprintf(command, sizeof(command), "cd '%s' && cmp -s '%s' '%s'", getenv("TANDEM_SOURCE_ROOT"),
+             a, b);
     return system(command) == 0;
 }
 
+/* A directory below the source's root, or an absolute one. */
 static inline struct safetensors *open_checkpoint(const char *directory)
 {
     struct safetensors *set = NULL;
+    char path[4096];
+    if (directory[0] != '/') {
+        snprintf(path, sizeof(path), "%s/%s", getenv("TANDEM_SOURCE_ROOT"), directory);
+        directory = path;
+    }
     struct err_detail detail = {{0}};
     if (safetensors_open_directory(directory, &set, &detail) != ERR_OK)
         fail_msg("%s: %s", directory, detail.text);
