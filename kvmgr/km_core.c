@@ -184,6 +184,7 @@ static bool geometry_differs(const struct km_arena_wanted *have, const struct km
         {"state_bytes", have->state_bytes, want->state_bytes},
         {"rank", have->rank, want->rank},
         {"ranks", have->ranks, want->ranks},
+        {"interleave", have->interleave, want->interleave},
     };
     for (uint32_t i = 0; i < ARRAY_COUNT(fields); i++) {
         if (fields[i].have != fields[i].want) {
@@ -309,9 +310,9 @@ static void core_attach(struct km_core *core, struct km_actions *actions,
         attach_refuse(core, actions, peer, m, ERR_INVALID);
         return;
     }
-    if (attach->rank != 0 || attach->ranks != 1) {
-        snprintf(core->text, sizeof(core->text),
-                 "rank %u of %u: the arena is laid out for one rank", attach->rank, attach->ranks);
+    if (attach->rank != 0) { /* the others keep their rows by its block ids */
+        snprintf(core->text, sizeof(core->text), "rank %u of %u: only rank 0 leases blocks",
+                 attach->rank, attach->ranks);
         attach_refuse(core, actions, peer, m, ERR_UNSUPPORTED);
         return;
     }
@@ -322,6 +323,7 @@ static void core_attach(struct km_core *core, struct km_actions *actions,
         .index_kpool = attach->index_kpool,
         .rank = attach->rank,
         .ranks = attach->ranks,
+        .interleave = attach->interleave,
         .state_bytes = attach->state_bytes,
         .model_fp = attach->model_fp,
         .slot_count = attach->seqs_max + core->options.slots_spare,

@@ -104,7 +104,7 @@ enum km_header_state { KM_FREE = 0, KM_WRITING = 1, KM_COMMITTED = 2 }; /* as kv
 
 struct km_arena_wanted {
     uint32_t dsa_layers, latent_dim, index_dim, index_kpool;
-    uint32_t rank, ranks;
+    uint32_t rank, ranks, interleave; /* as in msg_kv_attach */
     uint64_t state_bytes;
     struct hash128 model_fp;
     uint32_t slot_count; /* at least */

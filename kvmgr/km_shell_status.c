@@ -164,7 +164,10 @@ static void on_heartbeat(void *arg, void (*add)(void *add_arg, const char *name,
     struct km_shell *s = arg;
     struct km_pool_counts n = counts_now(s);
     char layout[33] = "", model[33] = "";
+    uint32_t dcp = 1, interleave = s->params->block_tokens;
     if (s->arena) {
+        dcp = km_arena_layout(s->arena)->geometry.ranks;
+        interleave = km_arena_layout(s->arena)->geometry.interleave;
         hex_encode(&km_arena_layout(s->arena)->layout_fp, sizeof(struct hash128), layout);
         hex_encode(&s->model_fp, sizeof(s->model_fp), model);
     }
@@ -177,8 +180,8 @@ static void on_heartbeat(void *arg, void (*add)(void *add_arg, const char *name,
         {"blocks_free", n.blocks_free},
         {"block_tokens", s->params->block_tokens},
         {"rank", 0},
-        {"dcp", 1},
-        {"interleave", s->params->block_tokens},
+        {"dcp", dcp},
+        {"interleave", interleave},
     };
     for (size_t i = 0; i < ARRAY_COUNT(numbers); i++) {
         char text[24];

@@ -242,7 +242,9 @@ struct msg_kv_attach { /* also repeated after a kvmgr restart */
     uint32_t dsa_layers, latent_dim, index_dim, index_kpool;
     uint64_t state_bytes; /* of one state slot's body */
     uint32_t seqs_max;    /* live state slots wanted */
-    uint32_t rank, ranks;
+    /* Context sharding: this arena holds the rows of one rank of `ranks`, `interleave` positions in
+     * turn.  0, 1, 0: all rows. */
+    uint32_t rank, ranks, interleave;
     struct hash128 model_fp;
 };
 struct msg_kv_attach_reply {

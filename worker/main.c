@@ -64,6 +64,8 @@ static enum err params_check(const void *params, struct err_detail *ret_faults)
         str_add_format(&faults, "device: %s: this build has cpu only\n", p->device);
     if (p->rank >= p->ranks)
         str_add_format(&faults, "rank: %u of ranks %u\n", p->rank, p->ranks);
+    if (p->dcp != 1 && p->dcp != p->ranks)
+        str_add_format(&faults, "dcp: %u: 1 or as many as ranks, %u\n", p->dcp, p->ranks);
     if (!one_of(p->fabric, "local", "tcp", NULL))
         str_add_format(&faults, "fabric: %s: local or tcp\n", p->fabric);
     nodes_check(p, &faults);

@@ -15,19 +15,20 @@
 
 #define CANARY_TOKENS (WK_CANARY_PROMPT + WK_CANARY_OUTPUT)
 
-/* One block that holds the whole canary. */
-static struct model_kv cache_take(const struct model_info *info, enum kv_row kv_type,
-                                  enum kv_row index_type)
+/* One block that holds this rank's rows of the whole canary. */
+static struct model_kv cache_take(const struct wk_canary *c, const struct model_info *info,
+                                  enum kv_row kv_type, enum kv_row index_type)
 {
     uint32_t kpool = info->index_kpool > 0 ? info->index_kpool : 1;
-    uint32_t tokens = (CANARY_TOKENS + kpool - 1) / kpool * kpool;
+    uint32_t unit = c->shards > 1 ? c->shards * c->interleave : kpool;
+    uint32_t tokens = (CANARY_TOKENS + unit - 1) / unit * unit, rows = tokens / c->shards;
     struct model_kv kv = {.block_tokens = tokens,
                           .block_count = 1,
                           .slot_count = 1,
                           .kv_type = kv_type,
                           .index_type = index_type};
-    uint64_t latents = tokens * kv_row_bytes(kv_type, info->latent_dim);
-    uint64_t pools = tokens / kpool * kv_row_bytes(index_type, info->index_dim);
+    uint64_t latents = rows * kv_row_bytes(kv_type, info->latent_dim);
+    uint64_t pools = rows / kpool * kv_row_bytes(index_type, info->index_dim);
     kv.index_offset = (latents + 3) / 4 * 4;
     kv.layer_stride = (kv.index_offset + pools + 3) / 4 * 4;
     kv.block_stride = kv.layer_stride * (info->dsa_layers > 0 ? info->dsa_layers : 1);
@@ -66,7 +67,7 @@ static const float *forward(struct model_cursor *cursor, const struct model_kv *
 static void run(const struct wk_canary *c, enum kv_row kv_type, enum kv_row index_type,
                 struct wk_loaded *loaded)
 {
-    struct model_kv kv = cache_take(loaded->info, kv_type, index_type);
+    struct model_kv kv = cache_take(c, loaded->info, kv_type, index_type);
     uint32_t *output = loaded->canary_output[kv_type][index_type];
     uint64_t begun = clock_mono_us();
     const float *logits = NULL;
@@ -92,7 +93,7 @@ void wk_canary_run(const struct wk_canary *c, struct wk_loaded *ret_loaded)
 {
     const struct model_info *info = ret_loaded->info;
     const struct model_config *config = model_config(c->model);
-    CHECK(info != NULL && c->rows_max > 0);
+    CHECK(info != NULL && c->rows_max > 0 && c->shards > 0);
     CHECK(ret_loaded->context_max >= CANARY_TOKENS);
     for (uint32_t i = 0; i < WK_CANARY_PROMPT; i++)
         ret_loaded->canary_ids[i] = (i + 1) % info->vocab_size;

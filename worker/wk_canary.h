@@ -18,7 +18,8 @@ struct wk_canary {
     struct model *model;
     struct model_cursor *prefill, *decode; /* idle */
     struct sampler *sampler;
-    uint32_t rows_max; /* of the prefill cursor */
+    uint32_t rows_max;           /* of the prefill cursor */
+    uint32_t shards, interleave; /* ranks that share the cache rows by position, else 1 and 0 */
 };
 
 /* Fills the canary fields of ret_loaded, whose info is set. */

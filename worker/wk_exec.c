@@ -349,7 +349,7 @@ static struct hash128 settings_of(const struct wk_exec *x)
     struct model_group group = wk_ranks_group(x->ranks);
     uint32_t numbers[] = {o->entries,         o->plan_seqs,   o->slice_rows_max,
                           o->decode_rows_max, o->context_max, (uint32_t)o->numerics,
-                          group.ranks,        group.moe};
+                          group.ranks,        group.moe,      group.interleave};
     hash_xxh3_init(&h);
     hash_xxh3_add(&h, info->model_fp.bytes, sizeof info->model_fp.bytes);
     hash_xxh3_add(&h, info->kernels, strlen(info->kernels));
@@ -360,11 +360,16 @@ static struct hash128 settings_of(const struct wk_exec *x)
 
 static struct wk_canary canary_of(const struct wk_exec *x)
 {
+    struct model_group group = {.ranks = 1};
+    if (x->ranks != NULL)
+        group = wk_ranks_group(x->ranks);
     return (struct wk_canary){.model = x->model,
                               .prefill = x->prefill_cursor,
                               .decode = x->decode_cursor,
                               .sampler = x->sampler,
-                              .rows_max = x->options.slice_rows_max};
+                              .rows_max = x->options.slice_rows_max,
+                              .interleave = group.interleave,
+                              .shards = group.interleave > 0 ? group.ranks : 1};
 }
 
 /* The canary of all ranks together, where one of them has not run it yet: at the start, and when

@@ -31,6 +31,11 @@ struct wk_exec_options wk_params_exec(const struct wk_params *p)
     };
 }
 
+uint32_t wk_params_interleave(const struct wk_params *p)
+{
+    return p->dcp > 1 ? p->interleave : 0;
+}
+
 enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,
                          struct err_detail *detail)
 {
@@ -42,7 +47,8 @@ enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,
                                  .nodes = p->fabric_nodes,
                                  .memory = memory,
                                  .deadline_ms = p->fabric_deadline_ms,
-                                 .silence_ms = p->fabric_silence_ms};
+                                 .silence_ms = p->fabric_silence_ms,
+                                 .interleave = wk_params_interleave(p)};
     if (!shard_moe_parse(p->moe_split, &o.moe))
         return err_set(detail, ERR_INVALID, "moe_split: %s: auto, tp or ep", p->moe_split);
     snprintf(path, sizeof path, "%s/fabric", p->run_dir);

@@ -18,6 +18,8 @@ struct wk_ranks;
 
 /* Without waker and ranks. */
 struct wk_exec_options wk_params_exec(const struct wk_params *p);
+/* Positions in turn with context sharding, else 0. */
+uint32_t wk_params_interleave(const struct wk_params *p);
 /* Only with ranks > 1.  Files lie in run_dir. */
 MUST_USE enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,
                                   struct err_detail *detail);

@@ -59,7 +59,8 @@ struct wk_ranks {
 struct model_group wk_ranks_group(struct wk_ranks *r)
 {
     CHECK_OBJ(r, RANKS_MAGIC);
-    return wk_group(&r->fabric, r->options.rank, r->options.ranks, r->options.moe, 0);
+    return wk_group(&r->fabric, r->options.rank, r->options.ranks, r->options.moe,
+                    r->options.interleave);
 }
 
 /* ---- links ---- */

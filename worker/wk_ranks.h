@@ -27,6 +27,7 @@ struct wk_ranks_options {
     const char *memory; /* ranks above 0: file of the cache rows */
     enum shard_moe moe;
     uint32_t deadline_ms, silence_ms;
+    uint32_t interleave; /* of cache rows by position; 0: every rank keeps all of them */
 };
 
 MUST_USE enum err wk_ranks_create(const struct wk_ranks_options *options, struct wk_ranks **ret_r,

@@ -43,7 +43,8 @@ static void attach_send(struct wk_shell *s)
         .state_bytes = info->state_bytes,
         .seqs_max = s->params->seqs_max,
         .rank = 0,
-        .ranks = 1,
+        .ranks = s->params->dcp,
+        .interleave = wk_params_interleave(s->params),
         .model_fp = rows_fp(s),
     };
     s->kv.asked_us = loop_now_us(s->loop);
@@ -72,8 +73,8 @@ static enum err layout_agree(const struct wk_shell *s, const struct msg_kv_attac
         .kv_dtype = r->kv_dtype,
         .index_dtype = r->index_dtype,
         .rank = 0,
-        .ranks = 1,
-        .interleave = r->block_tokens,
+        .ranks = s->params->dcp,
+        .interleave = s->params->dcp > 1 ? s->params->interleave : r->block_tokens,
         .state_bytes = info->state_bytes,
     };
     struct kv_layout file;

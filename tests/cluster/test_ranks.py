@@ -46,6 +46,29 @@ def test_tcp_gives_the_golden_ids():
         texts_equal(c, greedy_cases()[:3])
 
 
+def pool_tokens(c):
+    return int(c.redis("HGET", "tandem:{tandem}:pool:0", "blocks_total")) * 128
+
+
+def test_cache_rows_by_position():
+    """Each rank keeps its own positions: the same ids, and twice the tokens in the same arena."""
+    cases = greedy_cases()
+    longest = max(cases, key=lambda case: len(case["ids"]))
+    shared = {"worker__ranks": 2, "worker__threads": 1, "kvmgr__block_tokens": 128}
+    with Cluster(**shared) as c:
+        whole = pool_tokens(c)
+    nodes = ",".join(f"127.0.0.1:{free_port()}" for _ in range(2))
+    for fields in ({"interleave": 4}, {"interleave": 64, "fabric": "tcp", "fabric_nodes": nodes}):
+        with Cluster(worker__dcp=2, **shared, **{f"worker__{k}": v for k, v in fields.items()}) as c:
+            texts_equal(c, cases[:4])
+            old = rank_pid(c, 1)
+            got, _ = stream_through(c, longest, lambda: os.kill(old, signal.SIGKILL))
+            assert got == longest["ids"], (got, longest["ids"])
+            c.ledger_settles()
+            c.pool_settles()
+            assert pool_tokens(c) >= 1.9 * whole, (pool_tokens(c), whole)
+
+
 def stream_through(c, case, hurt):
     """Runs a long answer, hurts the group in the middle, returns its ids and the longest gap."""
     state = {"hurt": False, "last": time.monotonic(), "gap": 0.0}

@@ -151,6 +151,25 @@ static void run_end(struct run *run, uint32_t ranks)
         mem_give(run->out[r]);
 }
 
+/* A stored value that lies between two codes may be rounded the other way for the last bits of a
+ * sum in another order, and everything after it feels that: what must stay is the greedy text. */
+static void greedy_equal(const float *got, const float *expected, uint32_t vocab)
+{
+    double mean = 0;
+    for (uint32_t t = 0; t < tokens; t++, got += vocab, expected += vocab) {
+        uint32_t best = 0, own = 0;
+        double worst = 0;
+        for (uint32_t v = 1; v < vocab; v++) {
+            best = expected[v] > expected[best] ? v : best;
+            own = got[v] > got[own] ? v : own;
+            worst = fmax(worst, fabs((double)got[v] - expected[v]));
+        }
+        assert_int_equal(own, best);
+        mean += worst / tokens;
+    }
+    assert_true(mean <= 1e-3);
+}
+
 static void compare(const char *below, uint32_t ranks, enum shard_moe moe, uint32_t interleave,
                     enum model_numerics numerics)
 {
@@ -173,7 +192,9 @@ static void compare(const char *below, uint32_t ranks, enum shard_moe moe, uint3
         worst = fmax(worst, fabs((double)run.out[0][i] - expected[i]));
     print_message("%s, %u ranks, moe %d, interleave %u, numerics %d: logits differ by %.2g\n",
                   below, ranks, moe, interleave, numerics, worst);
-    if (!(worst <= CLOSE))
+    if (cache_kv_type != KV_ROW_F32)
+        greedy_equal(run.out[0], expected, run.vocab);
+    else if (!(worst <= CLOSE))
         fail_msg("%u ranks, moe %d: logits differ by %g", ranks, moe, worst);
     /* A split that sums nothing would give the same bits as the whole. */
     assert_true(worst > 0);
@@ -225,6 +246,19 @@ static void test_positions(void **state)
     compare("tests/golden/model-random", 2, SHARD_MOE_TP, 16, MODEL_FAST);
     compare("tests/golden/tiny-glm", 2, SHARD_MOE_EP, 4, MODEL_EXACT);
     compare("tests/golden/model-random", 3, SHARD_MOE_EP, 16, MODEL_EXACT);
+}
+
+/* Rows rounded where they are stored, on one rank as on two. */
+static void test_rows_stored(void **state)
+{
+    (void)state;
+    for (uint32_t type = KV_ROW_BF16; type <= KV_ROW_FP8; type++) {
+        cache_kv_type = cache_index_type = (enum kv_row)type;
+        compare("tests/golden/model-random", 2, SHARD_MOE_TP, 0, MODEL_EXACT);
+        compare("tests/golden/model-random", 2, SHARD_MOE_TP, 16, MODEL_EXACT);
+        compare("tests/golden/tiny-glm", 2, SHARD_MOE_EP, 16, MODEL_EXACT);
+    }
+    cache_kv_type = cache_index_type = KV_ROW_F32;
 }
 
 /* A rank that leaves in the middle ends the step on both, neither hangs. */
@@ -291,7 +325,8 @@ int main(void)
         cmocka_unit_test(test_split),     cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_two_tp),    cmocka_unit_test(test_two_ep),
         cmocka_unit_test(test_two_fast),  cmocka_unit_test(test_uneven),
-        cmocka_unit_test(test_positions), cmocka_unit_test(test_leave),
+        cmocka_unit_test(test_positions), cmocka_unit_test(test_rows_stored),
+        cmocka_unit_test(test_leave),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }
