@@ -12,6 +12,7 @@
 #include "lib/base/check.h"
 #include "lib/base/mem.h"
 #include "lib/base/rng.h"
+#include "lib/net/keys.h"
 #include "lib/net/peers.h"
 #include "worker/wk_agree.h"
 #include "worker/wk_fabric.h"
@@ -89,7 +90,13 @@ static enum err link_open(struct wk_ranks *r, struct err_detail *detail)
     }
     struct peers_options p = {
         .rank = o->rank, .ranks = o->ranks, .message_bytes_max = 4 * MESSAGE_BYTES};
+    struct keys keys;
     TRY(nodes_split(r, detail));
+    if (o->keys != NULL && o->keys[0] != '\0') {
+        TRY(keys_read(o->keys, &keys, detail));
+        p.key_public = keys.key_public;
+        p.key_secret = keys.key_secret;
+    }
     for (uint32_t i = 0; i < o->ranks; i++)
         p.addresses[i] = r->addresses[i];
     return wk_link_tcp(&p, &r->link, detail);
