@@ -111,6 +111,8 @@ class Cluster:
         self.run_dir = os.path.join(self.dir, "run")
         self.state_dir = os.path.join(self.dir, "state")
         self.port = free_port()
+        self.prefix = []      # of every command: another namespace
+        self.up_options = []
         self.sets = {"gateway.listen": f"127.0.0.1:{self.port}", "worker.numerics": "exact",
                      "worker.model": DEMO, "gateway.model": DEMO, "drafter.target": DEMO,
                      "kvmgr.kv_dtype": "f32",  # as the golden texts were made
@@ -120,7 +122,7 @@ class Cluster:
             self.sets[key.replace("__", ".", 1)] = str(value)
 
     def tandem(self, *arguments, timeout=120, check=True):
-        run = subprocess.run([TANDEM, "--build", BUILD, "--run_dir", self.run_dir, "--state_dir",
+        run = subprocess.run([*self.prefix, TANDEM, "--build", BUILD, "--run_dir", self.run_dir, "--state_dir",
                               self.state_dir, *arguments], cwd=ROOT, capture_output=True, text=True,
                              timeout=timeout, check=False, stdin=subprocess.DEVNULL)
         if check and run.returncode:
@@ -129,12 +131,12 @@ class Cluster:
         return run
 
     def up(self):
-        arguments = ["up"]
+        arguments = ["up", *self.up_options]
         for key, value in self.sets.items():
             arguments += ["--set", f"{key}={value}"]
         env_limit = os.environ.copy()
         env_limit["TANDEM_UP_TENTHS"] = "600"
-        run = subprocess.run([TANDEM, "--build", BUILD, "--run_dir", self.run_dir, "--state_dir",
+        run = subprocess.run([*self.prefix, TANDEM, "--build", BUILD, "--run_dir", self.run_dir, "--state_dir",
                               self.state_dir, *arguments], cwd=ROOT, capture_output=True, text=True,
                              timeout=120, check=False, env=env_limit, stdin=subprocess.DEVNULL)
         if run.returncode:
