@@ -86,6 +86,38 @@ def test_bad_configuration_is_said_at_once():
             c.__exit__()
 
 
+def test_a_nodes_file_says_what_is_wrong():
+    every = "redis kvmgr drafter router gateway worker-0"
+    bad = {
+        "a 10.0.0.1 redis\n": "no node has worker-0",
+        f"a 10.0.0.1 {every}\na 10.0.0.2 worker-1\n": "a is there twice",
+        f"a 10.0.0.1 {every}\nb 10.0.0.2 worker-2\n": "none is worker-1",
+        f"a 10.0.0.1 {every}\nb host worker-1\n": "no IPv4 address",
+        f"a 10.0.0.1 {every}\nb 10.0.0.2\n": "b has no role",
+        f"a 10.0.0.1 {every}\nb 10.0.0.2 workers\n": 'no role "workers"',
+        f"a 10.0.0.1 {every}\nb 10.0.0.2 worker-0\n": "worker-0 is there twice",
+        "a 10.0.0.1 redis kvmgr drafter router worker-0\nb 10.0.0.2 gateway worker-1\n": "gateway must be on a",
+        "a 10.0.0.1 redis kvmgr drafter router worker-0\n": "no node has gateway",
+        "$(id) 10.0.0.1 redis\n": "is no name",
+        f"a 203.0.113.7 {every}\n": "say --node NAME",
+    }
+    c = Cluster()
+    try:
+        path = os.path.join(c.dir, "nodes")
+        for text, why in bad.items():
+            with open(path, "w", encoding="ascii") as f:
+                f.write(text)
+            said = c.tandem("up", "--nodes", path, check=False)
+            assert said.returncode == 2 and why in said.stderr, (text, said)
+        said = c.tandem("up", "--nodes", path, "--node", "c", check=False)
+        assert said.returncode == 2 and 'no node "c"' in said.stderr, said
+        said = c.tandem("up", "--nodes", path + ".none", check=False)
+        assert said.returncode == 2 and "cannot read" in said.stderr, said
+        assert not os.path.exists(c.run_dir), "something was started"
+    finally:
+        c.__exit__()
+
+
 def test_down_at_any_moment_leaves_nobody():
     """However early `down` comes after an `up`, no supervisor and no role stays behind."""
     for tenths in (0, 1, 2, 3, 5, 8):
