@@ -2,19 +2,17 @@
 """Two nodes: network namespaces joined by a cable of veth, one rank on each, CURVE between them.
 
 The test process itself lives on node a.  Needs root; without it the file is skipped."""
-import contextlib
 import ctypes
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 
 import cluster
 from cluster import Cluster, greedy_cases, wait_for
+from wire import Wire
 
 A, B, DETOUR = "10.87.0.1", "10.87.0.2", "10.87.0.3"
 CLONE_NEWNET = 0x40000000
@@ -74,67 +72,6 @@ class Cable:
         lists = [subprocess.run([*self.prefix(end), "nft", "list", "table", "inet", "loss"], check=True,
                                 capture_output=True, text=True).stdout for end in (0, 1)]
         return [int(said.split("counter packets ")[1].split()[0]) for said in lists]
-
-
-class Slow:
-    """Forwards DETOUR:PORT to A:PORT, each byte `seconds` later: what a longer way would do."""
-    def __init__(self, seconds):
-        self.seconds = seconds
-        self.listener = socket.create_server((DETOUR, PORT))
-        self.sockets = [self.listener]
-        self.carried = [0, 0]   # bytes each way
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self.listener.accept()
-                try:
-                    far = socket.create_connection((A, PORT), timeout=5)
-                except OSError:
-                    near.close()
-                    continue
-                for s in (near, far):
-                    s.settimeout(None)
-                    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self.sockets += [near, far]
-                for way in ((0, near, far), (1, far, near)):
-                    threading.Thread(target=self.pump, args=way, daemon=True).start()
-
-    def pump(self, way, source, sink):
-        """Reader and writer apart: the delay of a piece must not hold up the next."""
-        pieces, come = [], threading.Condition()
-
-        def write():
-            while True:
-                with come:
-                    come.wait_for(lambda: pieces)
-                    due, data = pieces.pop(0)
-                time.sleep(max(0.0, due - time.monotonic()))
-                try:
-                    if not data:
-                        sink.shutdown(socket.SHUT_RDWR)
-                        return
-                    sink.sendall(data)
-                except OSError:
-                    return
-        threading.Thread(target=write, daemon=True).start()
-        data = b"-"
-        while data:
-            try:
-                data = source.recv(1 << 16)
-            except OSError:
-                data = b""
-            self.carried[way] += len(data)
-            with come:
-                pieces.append((time.monotonic() + self.seconds, data))
-                come.notify()
-
-    def close(self):
-        for s in self.sockets:
-            with contextlib.suppress(OSError):
-                s.shutdown(socket.SHUT_RDWR)
-            s.close()
 
 
 class Nodes:
@@ -228,7 +165,7 @@ def test_a_bad_and_long_cable():
     with Cable() as cable:
         enter(cable.pids[0])
         cable.lose(1)
-        slow = Slow(0.001)
+        slow = Wire(DETOUR, PORT, (A, PORT), 0.001)  # what a longer way would do
         try:
             with Nodes(cable, via=DETOUR) as n:
                 texts_equal(n.a, greedy_cases()[:4])
