@@ -3,7 +3,7 @@
 """What tests/run.sh counts one by one: the fuzzers, and the seeds of the long run.
 
 rounds.py fuzz BUILD SECONDS [STATE]    every fuzzer of BUILD for SECONDS, two at a time
-rounds.py seeds BUILD STATE             the full counts of the fault and equality suites, seed by seed
+rounds.py seeds BUILD STATE             the full counts of the fault and equality suites, two seeds at a time
 
 Prints `ok NAME`, `FAILED NAME` and `measured: WHAT | COMMAND | FIGURE` lines.  STATE is a text file: what
 has passed is added to it at once and is not run again, so an interrupted run goes on where it was.
@@ -33,7 +33,12 @@ SEEDS = [
     # 4 seeds of 2 rounds of 27 requests
     ("drafter hurt", "test_draft.py", ["test_one_text_whatever_happens_to_the_drafter"], 4,
      {"TANDEM_ROUNDS": "2"}),
+    ("faults of two ranks, shared memory", "test_rank_faults.py",
+     ["test_rounds_over_shared_memory"], 10, {"TANDEM_ROUNDS": "25"}),
+    ("faults of two ranks, bad cable", "test_rank_faults.py",
+     ["test_rounds_over_a_bad_cable"], 10, {"TANDEM_ROUNDS": "25"}),
 ]
+AT_ONCE = 2  # much of a round is waiting
 TIMEOUT_S = 1200
 
 
@@ -89,34 +94,46 @@ def replay(item, seed):
                      f"python3 tests/cluster/{file}", *tests])
 
 
+def key_of(item, seed):
+    return f"{item[0]}: seed {seed}"
+
+
+def seed_once(build, state, item, seed):
+    """False when it failed."""
+    key = key_of(item, seed)
+    if key in state.known:
+        return True
+    passed, output, seconds = run_seed(build, item, seed)
+    if not passed:
+        say(f"{output[-6000:]}\nFAILED {key}\nrepeat it with: {replay(item, seed)}")
+        return False
+    rounds = re.findall(r"round of ([0-9.]+) s", output)
+    state.add(key, " ".join([f"{seconds:.1f}", *rounds]))
+    say(f"ok {key} ({seconds:.1f} s)")
+    return True
+
+
+def measured(state, item, base):
+    name, _, _, count, env = item
+    done = [state.known[key_of(item, s)].split() for s in range(base, base + count)
+            if key_of(item, s) in state.known]
+    each = int(env.get("TANDEM_ROUNDS", env.get("TANDEM_CANCELS", 1)))
+    figure = f"{len(done) * each} of {count * each}, {sum(float(d[0]) for d in done):.0f} s"
+    rounds = [float(x) for d in done for x in d[1:]]
+    if rounds:
+        figure += f"; a round {statistics.median(rounds):.1f} s in the middle, " \
+                  f"{max(rounds):.1f} s at most"
+    say(f"measured: {name} | `tests/run.sh --long`, seeds {base} to {base + count - 1} | {figure}")
+
+
 def seeds(build, state):
-    failed = 0
+    base = state.base_seed()
+    jobs = [(item, seed) for item in SEEDS for seed in range(base, base + item[3])]
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        passed = list(pool.map(lambda job: seed_once(build, state, *job), jobs))
     for item in SEEDS:
-        name, _, _, count, env = item
-        base = state.base_seed()
-        for seed in range(base, base + count):
-            key = f"{name}: seed {seed}"
-            if key in state.known:
-                continue
-            passed, output, seconds = run_seed(build, item, seed)
-            if passed:
-                rounds = [float(x) for x in re.findall(r"round of [0-9.]+ s", output)
-                          for x in re.findall(r"[0-9.]+", x)]
-                state.add(key, " ".join([f"{seconds:.1f}"] + [f"{x:.1f}" for x in rounds]))
-                say(f"ok {key} ({seconds:.1f} s)")
-            else:
-                failed += 1
-                say(f"{output[-6000:]}\nFAILED {key}\nrepeat it with: {replay(item, seed)}")
-        done = [state.known[f"{name}: seed {s}"].split() for s in range(base, base + count)
-                if f"{name}: seed {s}" in state.known]
-        each = int(env.get("TANDEM_ROUNDS", env.get("TANDEM_CANCELS", 1)))
-        figure = f"{len(done) * each} of {count * each}, {sum(float(d[0]) for d in done):.0f} s"
-        rounds = [float(x) for d in done for x in d[1:]]
-        if rounds:
-            figure += f"; a round {statistics.median(rounds):.1f} s in the middle, " \
-                      f"{max(rounds):.1f} s at most"
-        say(f"measured: {name} | `tests/run.sh --long`, seeds {base} to {base + count - 1} | {figure}")
-    return failed
+        measured(state, item, base)
+    return passed.count(False)
 
 
 def fuzz_one(build, name, run_s, work):

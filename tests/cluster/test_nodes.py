@@ -171,7 +171,7 @@ def test_a_bad_and_long_cable():
                 texts_equal(n.a, greedy_cases()[:4])
                 assert n.count('"group lost"') == 0, n.a.log("worker")
                 assert n.count('"group formed"') == 1
-            assert all(count > 10 for count in cable.lost()), cable.lost()
+            assert all(cable.lost()), cable.lost()
             assert min(slow.carried) > 1 << 20, slow.carried
         finally:
             slow.close()
