@@ -156,6 +156,49 @@ static void test_inspect_bad_files(void **state)
     assert_true(taken > 10 && refused > 100);
 }
 
+/* Sizes of nothing: refused by name, by every command that looks at linears. */
+static void test_empty_linears(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *header, *why;
+    } cases[] = {
+        {"\"weight\":{\"dtype\":\"BF16\",\"shape\":[0,64],", "weight: makes a linear of [0, 64]"},
+        {"\"weight\":{\"dtype\":\"BF16\",\"shape\":[64,0],", "weight: makes a linear of [64, 0]"},
+        {"\"weight\":{\"dtype\":\"F8_E4M3\",\"shape\":[0],", "weight: makes a linear of [0, 1]"},
+        {"\"weight_packed\":{\"dtype\":\"U8\",\"shape\":[4,0],",
+         "weight_packed: makes a linear of [4, 0]"},
+        {"\"trellis\":{\"dtype\":\"I16\",\"shape\":[8,0,64],", "trellis: makes a linear of [0, 128]"},
+        {"\"rank1.trellis\":{\"dtype\":\"I16\",\"shape\":[0,8,64],",
+         "rank1.trellis: makes a linear of [128, 0]"},
+    };
+    shell("mkdir -p %s/empty && echo '{}' > %s/empty/config.json", scratch, scratch);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char path[400], header[400], line[400];
+        snprintf(path, sizeof(path), "%s/empty/model.safetensors", scratch);
+        snprintf(header, sizeof(header),
+                 "{\"model.language_model.layers.0.mlp.experts.0.up_proj.%s"
+                 "\"data_offsets\":[0,0]}}",
+                 cases[i].header + 1);
+        uint64_t bytes = strlen(header);
+        FILE *f = fopen(path, "wb");
+        assert_non_null(f);
+        assert_int_equal(fwrite(&bytes, 8, 1, f), 1);
+        assert_int_equal(fwrite(header, 1, bytes, f), bytes);
+        assert_int_equal(fclose(f), 0);
+        snprintf(line, sizeof(line),
+                 "refused: bad_shape: model.language_model.layers.0.mlp.experts.0.up_proj.%s\n",
+                 cases[i].why);
+        const char *text = tool(1, "inspect %s", path);
+        if (strstr(text, line) == NULL)
+            fail_msg("%s not in: %s", line, text);
+        text = tool(2, "quantize %s/empty %s/empty-q --format fp8", scratch, scratch);
+        if (strstr(text, line + strlen("refused: ")) == NULL)
+            fail_msg("%s not in: %s", line, text);
+        tool(0, "manifest %s/empty", scratch);
+    }
+}
+
 static void test_warnings(void **state)
 {
     (void)state;
@@ -380,6 +423,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_inspect_fixtures),
                                        cmocka_unit_test(test_inspect_edges),
                                        cmocka_unit_test(test_inspect_bad_files),
+                                       cmocka_unit_test(test_empty_linears),
                                        cmocka_unit_test(test_warnings),
                                        cmocka_unit_test(test_verify),
                                        cmocka_unit_test(test_archive),
