@@ -158,8 +158,8 @@ static void detect(const struct safetensors *set, const struct format_hint *hint
         l->fault = c.fault;
         return;
     }
-    l->err = format_bind(set, l->prefix, l->out, l->in, hint, &l->info, &l->weight, &l->fault,
-                         detail);
+    l->err =
+        format_bind(set, l->prefix, l->out, l->in, hint, &l->info, &l->weight, &l->fault, detail);
     if (l->err != ERR_OK && suffix[0] == 'r')
         detect_ranked(set, hint, l, detail);
 }

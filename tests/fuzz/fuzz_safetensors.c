@@ -94,8 +94,7 @@ static void write_tensors(struct input *in, struct str *out)
     str_add_text(&header, "{");
     for (uint32_t i = 0; i < count; i++) {
         uint8_t prefix = next(in), suffix = next(in), dims = next(in) % 4;
-        enum safetensors_dtype dtype =
-            (enum safetensors_dtype)(next(in) % SAFETENSORS_DTYPE_COUNT);
+        enum safetensors_dtype dtype = (enum safetensors_dtype)(next(in) % SAFETENSORS_DTYPE_COUNT);
         uint64_t bytes = safetensors_dtype_bytes(dtype);
         str_add_format(&header, "%s\"%s.%s\":{\"dtype\":\"%s\",\"shape\":[", i > 0 ? "," : "",
                        prefixes[prefix % ARRAY_COUNT(prefixes)],

@@ -49,6 +49,25 @@ static void flip(const char *path, long at)
     close(fd);
 }
 
+static void poke(const char *path, long at, char value)
+{
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, &value, 1, at), 1);
+    close(fd);
+}
+
+/* Where the data of a safetensors file begin. */
+static long header_end(const char *path)
+{
+    uint64_t bytes = 0;
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    assert_int_equal(fread(&bytes, 8, 1, f), 1);
+    fclose(f);
+    return (long)bytes + 8;
+}
+
 /* ---- inspect ---- */
 
 /* Every linear of a fixture stands there with its sizes and its format. */
@@ -168,7 +187,8 @@ static void test_empty_linears(void **state)
         {"\"weight\":{\"dtype\":\"F8_E4M3\",\"shape\":[0],", "weight: makes a linear of [0, 1]"},
         {"\"weight_packed\":{\"dtype\":\"U8\",\"shape\":[4,0],",
          "weight_packed: makes a linear of [4, 0]"},
-        {"\"trellis\":{\"dtype\":\"I16\",\"shape\":[8,0,64],", "trellis: makes a linear of [0, 128]"},
+        {"\"trellis\":{\"dtype\":\"I16\",\"shape\":[8,0,64],",
+         "trellis: makes a linear of [0, 128]"},
         {"\"rank1.trellis\":{\"dtype\":\"I16\",\"shape\":[0,8,64],",
          "rank1.trellis: makes a linear of [128, 0]"},
     };
@@ -256,6 +276,11 @@ static void test_verify(void **state)
     flip(weights, 8);
     assert_non_null(strstr(tool(1, "verify %s", model), "file model.safetensors: sha256 differs"));
     flip(weights, 8);
+    poke(weights, header_end(weights) - 1, '\n');
+    text = tool(1, "verify %s", model);
+    assert_string_equal(text, "file model.safetensors: sha256 differs, outside the tensors: header "
+                              "or padding\n");
+    poke(weights, header_end(weights) - 1, ' ');
     snprintf(name, sizeof(name), "%s/tokenizer.json", model);
     flip(name, 1000);
     assert_non_null(strstr(tool(1, "verify %s", model), "file tokenizer.json: sha256 differs\n"));
@@ -265,6 +290,26 @@ static void test_verify(void **state)
     assert_non_null(strstr(text, "file new: not in the manifest\n"));
     assert_non_null(strstr(text, "file generation_config.json: missing\n"));
     shell("rm %s/new && mv %s/.kept %s/generation_config.json", model, model, model);
+    tool(0, "verify %s", model);
+    /* What it says of the whole is checked, too. */
+    static const char *const lies[][2] = {
+        {"quantization", "\"exl3-mcg 4.00 bpw, 5.3 M parameters\""},
+        {"fingerprint", "\"00000000000000000000000000000000\""},
+        {"name", "\"something better\""},
+        {"licence", "\"public-domain\""},
+        {"quantization", "7"},
+        {"fingerprint", "null"}};
+    for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+        shell("cp %s/tandem-manifest.json %s/kept.json", model, scratch);
+        shell("sed -i 's/^ \"%s\": .*,$/ \"%s\": %s,/' %s/tandem-manifest.json && "
+              "! cmp -s %s/tandem-manifest.json %s/kept.json",
+              lies[i][0], lies[i][0], lies[i][1], model, model, scratch);
+        text = tool(1, "verify %s", model);
+        snprintf(name, sizeof(name), "manifest: another %s than \"", lies[i][0]);
+        if (strncmp(text, name, strlen(name)) != 0 || strchr(text, '\n') != text + strlen(text) - 1)
+            fail_msg("%s: %s", lies[i][0], text);
+        shell("mv %s/kept.json %s/tandem-manifest.json", scratch, model);
+    }
     tool(0, "verify %s", model);
     shell("echo '{\"version\": 1, \"files\": [' > %s/tandem-manifest.json", model);
     assert_non_null(strstr(tool(2, "verify %s", model), "manifest: byte"));
@@ -284,6 +329,8 @@ static void test_archive(void **state)
     const char *text =
         tool(0, "archive %s/source %s/kept --drafter tests/golden/model-random", scratch, scratch);
     assert_non_null(strstr(text, "kept/model: 5 files copied, 0 were there"));
+    /* Of the interrupted copy the whole chunk before the fault. */
+    assert_non_null(strstr(text, "; 4194304 bytes of interrupted copies kept\n"));
     assert_non_null(strstr(text, "kept/drafter: "));
     shell("cmp %s/source/model.safetensors %s/kept/model/model.safetensors", scratch, scratch);
     shell("cmp %s/source/tokenizer.json %s/kept/model/tokenizer.json", scratch, scratch);
@@ -420,15 +467,11 @@ static void test_demo(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_inspect_fixtures),
-                                       cmocka_unit_test(test_inspect_edges),
-                                       cmocka_unit_test(test_inspect_bad_files),
-                                       cmocka_unit_test(test_empty_linears),
-                                       cmocka_unit_test(test_warnings),
-                                       cmocka_unit_test(test_verify),
-                                       cmocka_unit_test(test_archive),
-                                       cmocka_unit_test(test_synth),
-                                       cmocka_unit_test(test_calibrated),
-                                       cmocka_unit_test(test_demo)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_inspect_fixtures),  cmocka_unit_test(test_inspect_edges),
+        cmocka_unit_test(test_inspect_bad_files), cmocka_unit_test(test_empty_linears),
+        cmocka_unit_test(test_warnings),          cmocka_unit_test(test_verify),
+        cmocka_unit_test(test_archive),           cmocka_unit_test(test_synth),
+        cmocka_unit_test(test_calibrated),        cmocka_unit_test(test_demo)};
     return cmocka_run_group_tests(tests, start, stop);
 }
