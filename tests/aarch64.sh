@@ -1,19 +1,49 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # aarch64.sh [BUILD] - cross build for 64-bit Arm; golden, op and unit tests of what computes, run
-# under qemu-user.  Exit 77 where compiler, emulator or arm64 libraries are not installed:
-#   dpkg --add-architecture arm64 && apt-get update && apt-get install $(aarch64.sh --packages)
-# Three development packages cannot be installed for two architectures at once.  What is built here
-# needs none of their headers, so links to the arm64 run-time libraries stand in for them.
+# under qemu-user.  Installs what it needs on Debian 12 where it may, and removes nothing; exit 77
+# where it may not.  Development packages cannot be there for two architectures at once: the headers
+# are those of this machine, and links stand in for what else an arm64 one would hold.
 set -u
 cd "$(dirname "$(readlink -f "$0")")/.." || exit 1
-packages="gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static libc6:arm64 libsodium-dev:arm64
-libssl-dev:arm64 libxxhash-dev:arm64 libzstd-dev:arm64 libcmocka-dev:arm64 libjansson-dev:arm64
-libzmq3-dev:arm64 libprotobuf-c-dev:arm64 libhiredis-dev:arm64 libpcre2-dev:arm64
-libjemalloc2:arm64 libevent-2.1-7:arm64 libevent-openssl-2.1-7:arm64 libhttp-parser2.9:arm64"
-if [ "${1:-}" = --packages ]; then echo $packages; exit 0; fi
 build=${1:-build-aarch64}
 libs=/usr/lib/aarch64-linux-gnu
+
+# module of pkg-config, or - for a library without one; name for the linker; file; package
+stand_ins="libsodium|sodium|libsodium.so.23|libsodium23
+libcrypto|crypto|libcrypto.so.3|libssl3
+libxxhash|xxhash|libxxhash.so.0|libxxhash0
+libzstd|zstd|libzstd.so.1|libzstd1
+jemalloc|jemalloc|libjemalloc.so.2|libjemalloc2
+libevent|event|libevent-2.1.so.7|libevent-2.1-7
+libevent_openssl|event_openssl|libevent_openssl-2.1.so.7|libevent-openssl-2.1-7
+libzmq|zmq|libzmq.so.5|libzmq5
+hiredis|hiredis|libhiredis.so.0.14|libhiredis0.14
+libpcre2-8|pcre2-8|libpcre2-8.so.0|libpcre2-8-0
+libprotobuf-c|protobuf-c|libprotobuf-c.so.1|libprotobuf-c1
+-|http_parser|libhttp_parser.so.2.9|libhttp-parser2.9
+cmocka|cmocka|libcmocka.so.0|libcmocka0
+jansson|jansson|libjansson.so.4|libjansson4"
+
+missing() {
+    local tool library
+    for tool in aarch64-linux-gnu-gcc qemu-aarch64-static meson ninja pkg-config; do
+        command -v $tool > /dev/null || echo -n " $tool"
+    done
+    for library in $(cut -d'|' -f3 <<< "$stand_ins") libc.so.6; do
+        [ -e $libs/$library ] || [ -e /lib/aarch64-linux-gnu/$library ] || echo -n " $library"
+    done
+}
+
+install() {
+    local as_root=()
+    command -v apt-get > /dev/null || return 1
+    if [ "$(id -u)" != 0 ]; then sudo -n true 2> /dev/null && as_root=(sudo -n) || return 1; fi
+    "${as_root[@]}" dpkg --add-architecture arm64 && "${as_root[@]}" apt-get update -qq &&
+        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-remove \
+            --no-install-recommends gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static \
+            libc6:arm64 $(cut -d'|' -f4 <<< "$stand_ins" | sed 's/$/:arm64/')
+}
 
 # What runs: all tests of ops and of formats with their golden data, loading, and units below them.
 # Whole models take too long in emulation.
@@ -22,26 +52,20 @@ test_model_load"
 units="test_arena test_hash test_json test_rng test_ring test_cpu_pool test_safetensors test_sampler
 test_kv_layout test_block_hash test_str"
 
-missing=""
-for tool in aarch64-linux-gnu-gcc qemu-aarch64-static meson ninja pkg-config; do
-    command -v $tool > /dev/null || missing="$missing $tool"
-done
-for library in libsodium.so libxxhash.so libcmocka.so libjansson.so libzmq.so libjemalloc.so.2; do
-    [ -e $libs/$library ] || missing="$missing $libs/$library"
-done
-if [ -n "$missing" ]; then echo "skipped: missing$missing"; exit 77; fi
+if [ -n "$(missing)" ]; then
+    echo "installing:$(missing)"
+    install > /dev/null || echo "the packages cannot be installed"
+fi
+if [ -n "$(missing)" ]; then echo "skipped: missing$(missing)"; exit 77; fi
 
 mkdir -p "$build-cross" || exit 1
 cross=$(readlink -f "$build-cross")
-stand_in() {    # stand_in MODULE LIBRARY RUNTIME
-    ln -sf "$libs/$3" "$cross/lib$2.so"
-    printf 'Name: %s\nDescription: stand-in\nVersion: 2.1\nLibs: -L%s -l%s\n' "$1" "$cross" "$2" \
-        > "$cross/$1.pc"
-}
-stand_in jemalloc jemalloc libjemalloc.so.2
-stand_in libevent event libevent-2.1.so.7
-stand_in libevent_openssl event_openssl libevent_openssl-2.1.so.7
-ln -sf "$(find $libs -name 'libhttp_parser.so.*' | sort | tail -n 1)" "$cross/libhttp_parser.so"
+while IFS='|' read -r module name file package; do
+    [ -e "$libs/$file" ] && at=$libs || at=/lib/aarch64-linux-gnu
+    ln -sf "$at/$file" "$cross/lib$name.so"
+    [ "$module" = - ] || printf 'Name: %s\nDescription: stand-in for %s\nVersion: 1\nLibs: -L%s -l%s\n' \
+        "$module" "$package" "$cross" "$name" > "$cross/$module.pc"
+done <<< "$stand_ins"
 cat > "$cross/cross.ini" <<INI
 [binaries]
 c = 'aarch64-linux-gnu-gcc'
@@ -50,9 +74,10 @@ strip = 'aarch64-linux-gnu-strip'
 pkgconfig = 'pkg-config'
 exe_wrapper = 'qemu-aarch64-static'
 [built-in options]
+c_args = ['-idirafter', '/usr/include/$(uname -m)-linux-gnu']
 c_link_args = ['-L$cross']
 [properties]
-pkg_config_libdir = '$libs/pkgconfig:/usr/share/pkgconfig:$cross'
+pkg_config_libdir = '$cross'
 [host_machine]
 system = 'linux'
 cpu_family = 'aarch64'

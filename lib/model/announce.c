@@ -13,7 +13,6 @@
 #include "lib/model/format_scan.h"
 #include "lib/model/weights.h"
 
-#define TITLES_MAX 24
 #define KIND(kind) (1u << FORMAT_##kind)
 #define ANY_EXL3   (KIND(EXL3) | KIND(EXL3_RANKED))
 #define ANY_NVFP4  (KIND(NVFP4_MODELOPT) | KIND(NVFP4_CT))
@@ -23,70 +22,6 @@ static void add(char *text, size_t bytes, const char *more)
 {
     size_t at = strlen(text);
     snprintf(text + at, bytes - at, "%s", more);
-}
-
-struct title {
-    char text[40];
-    uint64_t weights;
-};
-
-struct group {
-    struct title titles[TITLES_MAX];
-    uint32_t count;
-};
-
-static void count_title(struct group *g, const struct weights_linear *l)
-{
-    char text[sizeof(g->titles[0].text)];
-    uint32_t i = 0;
-    format_title(&l->info, text, sizeof(text));
-    while (i < g->count && strcmp(g->titles[i].text, text) != 0)
-        i++;
-    if (i == g->count && g->count < TITLES_MAX)
-        memcpy(g->titles[g->count++].text, text, sizeof(text));
-    if (i < TITLES_MAX)
-        g->titles[i].weights += (uint64_t)l->info.out * l->info.in;
-}
-
-static int more_first(const void *a, const void *b)
-{
-    const struct title *x = a, *y = b;
-    if (x->weights != y->weights)
-        return x->weights > y->weights ? -1 : 1;
-    return strcmp(x->text, y->text);
-}
-
-static void add_group(const struct group *g, const char *label, char *text, size_t bytes)
-{
-    for (uint32_t i = 0; i < g->count; i++) {
-        if (strlen(text) > 0)
-            add(text, bytes, " + ");
-        add(text, bytes, g->titles[i].text);
-    }
-    add(text, bytes, label);
-}
-
-void announce_formats(const struct weights *w, uint64_t parameters, char *ret_text, size_t bytes)
-{
-    struct group experts = {.count = 0}, rest = {.count = 0};
-    char tail[40];
-    for (uint32_t i = 0; i < w->linear_count; i++) {
-        const struct weights_linear *l = &w->linears[i];
-        count_title(format_is_expert(l->tensor->name) ? &experts : &rest, l);
-    }
-    qsort(experts.titles, experts.count, sizeof(experts.titles[0]), more_first);
-    qsort(rest.titles, rest.count, sizeof(rest.titles[0]), more_first);
-    ret_text[0] = 0;
-    bool same = experts.count == 1 && rest.count == 1 &&
-                strcmp(experts.titles[0].text, rest.titles[0].text) == 0;
-    if (experts.count > 0 && !same)
-        add_group(&experts, " (routed experts)", ret_text, bytes);
-    add_group(&rest, experts.count > 0 && !same ? " (rest)" : "", ret_text, bytes);
-    if (parameters < 1000000000u)
-        snprintf(tail, sizeof(tail), ", %.1f M parameters", (double)parameters / 1e6);
-    else
-        snprintf(tail, sizeof(tail), ", %.1f B parameters", (double)parameters / 1e9);
-    add(ret_text, bytes, tail);
 }
 
 /* What names of directories say.  A word counts where no letter or digit adjoins it. */

@@ -124,6 +124,10 @@ static enum err find_plain(struct binding *b, const char *module, uint32_t dims,
         return err_set(b->detail, ERR_UNSUPPORTED,
                        "tensor \"%s\": dtype %s, only BF16, F16 and F32 are supported here",
                        t->name, safetensors_dtype_name(t->dtype));
+    uint64_t at = format_not_finite(t->data, *ret_dtype, t->elements);
+    if (at < t->elements)
+        return err_set(b->detail, ERR_CORRUPT, "tensor \"%s\": not finite at [%llu]", t->name,
+                       (unsigned long long)at);
     mark(b, t);
     *ret_tensor = t;
     return ERR_OK;

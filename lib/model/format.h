@@ -117,6 +117,9 @@ MUST_USE enum err format_check_values(const char *prefix, const struct format_in
                                       const struct op_quantised *weight,
                                       enum format_fault *ret_fault, struct err_detail *detail);
 
+/* First of a run of floats, aligned or not, that is infinite or NaN; count if there is none. */
+uint64_t format_not_finite(const void *data, enum op_dtype dtype, uint64_t count);
+
 /* Bytes of the stored weight without bias, padding included. */
 uint64_t format_bytes(const struct op_quantised *weight);
 

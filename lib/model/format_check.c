@@ -22,8 +22,7 @@ static uint64_t scale_columns(const struct op_quantised *w)
     return ((uint64_t)s->column_phase + w->in - 1) / s->columns_shared + 1;
 }
 
-/* First element of a run of floats that is infinite or NaN; count if there is none. */
-static uint64_t find_not_finite(const void *data, enum op_dtype dtype, uint64_t count)
+uint64_t format_not_finite(const void *data, enum op_dtype dtype, uint64_t count)
 {
     const uint8_t *bytes = data;
     uint32_t exponent = dtype == OP_F16 ? 0x7c00u : 0x7f80u;
@@ -84,7 +83,7 @@ static enum err check_scales(struct format_case *c, const struct op_quantised *w
                 what = "NaN";
             }
         } else {
-            column = find_not_finite(codes + row * s->stride * bytes, dtype, columns);
+            column = format_not_finite(codes + row * s->stride * bytes, dtype, columns);
         }
         if (column < columns)
             return refuse_at(c, c->info->scale, what, row, column);
@@ -108,7 +107,7 @@ static enum err check_codes(struct format_case *c, const struct op_quantised *w)
         if (w->format == OP_FORMAT_FP8 || w->format == OP_FORMAT_MXFP8)
             column = find_code(codes, w->in, OP_E4M3_NAN_MASK, OP_E4M3_NAN_MASK);
         else if (w->format == OP_FORMAT_PLAIN)
-            column = find_not_finite(codes, w->dtype, w->in);
+            column = format_not_finite(codes, w->dtype, w->in);
         if (column < w->in)
             return refuse_at(c, c->info->weight,
                              w->format == OP_FORMAT_PLAIN ? "not finite" : "NaN", row, column);
@@ -119,7 +118,7 @@ static enum err check_codes(struct format_case *c, const struct op_quantised *w)
 static enum err check_vector(struct format_case *c, const char *suffix, const void *data,
                              enum op_dtype dtype, uint64_t count)
 {
-    uint64_t at = data != NULL ? find_not_finite(data, dtype, count) : count;
+    uint64_t at = data != NULL ? format_not_finite(data, dtype, count) : count;
     if (at < count)
         return format_refuse(c, FORMAT_FAULT_BAD_VALUE, suffix, "not finite at [%llu]",
                              (unsigned long long)at);

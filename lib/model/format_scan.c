@@ -65,7 +65,7 @@ static void ranked_sizes(const struct safetensors *set, struct format_linear *l)
         snprintf(suffix, sizeof(suffix), "rank%u.trellis", rank);
         const struct safetensors_tensor *t = beside(set, l->prefix, suffix);
         if (t == NULL || t->dims != 3)
-            break;
+            continue; /* detection names the slice that is missing or is none */
         in = by_rows ? in + t->shape[0] * EXL3_TILE : t->shape[0] * EXL3_TILE;
         out = by_rows ? t->shape[1] * EXL3_TILE : out + t->shape[1] * EXL3_TILE;
     }
@@ -148,6 +148,22 @@ static void detect_ranked(const struct safetensors *set, const struct format_hin
     mem_give(tensors);
 }
 
+static void detect(const struct safetensors *set, const struct format_hint *hint,
+                   const char *suffix, struct format_linear *l, struct err_detail *detail)
+{
+    if (l->in == 0 || l->out == 0) {
+        struct format_case c = {.prefix = l->prefix, .detail = detail};
+        l->err = format_refuse(&c, FORMAT_FAULT_BAD_SHAPE, suffix, "makes a linear of [%u, %u]",
+                               l->out, l->in);
+        l->fault = c.fault;
+        return;
+    }
+    l->err =
+        format_bind(set, l->prefix, l->out, l->in, hint, &l->info, &l->weight, &l->fault, detail);
+    if (l->err != ERR_OK && suffix[0] == 'r')
+        detect_ranked(set, hint, l, detail);
+}
+
 void format_scan(const struct safetensors *set, const struct format_hint *hint, format_scan_fn fn,
                  void *arg)
 {
@@ -167,9 +183,7 @@ void format_scan(const struct safetensors *set, const struct format_hint *hint, 
         struct format_linear l = {.prefix = prefix, .bytes = under.bytes, .detail = &detail};
         detail.text[0] = '\0';
         sizes_of(set, t, suffix, &l);
-        l.err = format_bind(set, prefix, l.out, l.in, hint, &l.info, &l.weight, &l.fault, &detail);
-        if (l.err != ERR_OK && suffix[0] == 'r')
-            detect_ranked(set, hint, &l, &detail);
+        detect(set, hint, suffix, &l, &detail);
         if (!fn(arg, &l))
             return;
     }

@@ -81,7 +81,7 @@ struct model_info {
     struct hash128 weights_fp; /* names, shapes and bytes of the tensors alone */
     const char *kernels;       /* variants in use, for the log: "avx2 fast: linear ...; ref: ..." */
     uint32_t threads;          /* in use */
-    char quantization[192];    /* from the tensors, e.g. "bf16, 4.6 M parameters" */
+    char quantization[192];    /* from the tensors, as identity_quantization says it */
     char warnings[1024];       /* one a line: what config or path say otherwise; "" = none */
     uint64_t weight_bytes;     /* of all tensors in the files */
     /* geometry of the cache, for kvmgr */

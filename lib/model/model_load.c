@@ -5,8 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "lib/base/arena.h"
-#include "lib/base/json.h"
 #include "lib/base/mem.h"
 #include "lib/model/announce.h"
 #include "lib/model/cpu_pool.h"
@@ -95,36 +93,11 @@ static void fill_info(struct model *m)
     lay_out_state(m);
 }
 
-/* What config.json and, if there is one, hf_quant_config.json announce.  A text that is not JSON
- * announces nothing: config.json itself was parsed before. */
-static enum err read_hint(const char *directory, const struct identity_texts *texts,
-                          struct format_hint *ret_hint, struct err_detail *detail)
-{
-    char *text = NULL;
-    size_t bytes = 0;
-    struct arena arena;
-    struct json *config = NULL, *other = NULL;
-    struct json_error where;
-    enum err e =
-        read_file(directory, "hf_quant_config.json", TEXT_BYTES_MAX, &text, &bytes, detail);
-    if (e != ERR_OK && e != ERR_NOT_FOUND)
-        return e;
-    arena_init(&arena, 64 << 10, 64u << 20);
-    if (json_parse(&arena, NULL, texts->config, texts->config_bytes, &config, &where) != ERR_OK)
-        config = NULL;
-    if (text != NULL && json_parse(&arena, NULL, text, bytes, &other, &where) != ERR_OK)
-        other = NULL;
-    format_hint_read(config, other, ret_hint);
-    arena_fini(&arena);
-    free(text);
-    return ERR_OK;
-}
-
 static enum err load_tensors(struct model *m, const struct model_options *options,
                              const struct identity_texts *texts, struct err_detail *detail)
 {
     struct format_hint hint;
-    TRY(read_hint(options->directory, texts, &hint, detail));
+    TRY(identity_hint(options->directory, &hint, detail));
     TRY(safetensors_open_directory(options->directory, &m->tensors, detail));
     m->weights = weights_create_shard(&m->whole, &m->shard);
     op_table_cpu(&m->ops, options->numerics == MODEL_FAST ? OP_FAST_F32 : OP_EXACT, op_cpu_best());
@@ -145,8 +118,7 @@ static enum err load_tensors(struct model *m, const struct model_options *option
     m->info.weights_fp = identity_fingerprint(m->tensors, &none, hashes);
     mem_give(hashes);
     m->info.weight_bytes = safetensors_file_bytes(m->tensors);
-    announce_formats(m->weights, weights_parameters(&m->whole), m->info.quantization,
-                     sizeof(m->info.quantization));
+    identity_quantization(m->tensors, m->info.quantization, sizeof(m->info.quantization));
     announce_warnings(m->weights, options->directory, &hint, m->info.warnings,
                       sizeof(m->info.warnings));
     return e;

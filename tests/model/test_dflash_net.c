@@ -214,6 +214,43 @@ static void unknown_things_are_refused_by_name(void **state)
     }
 }
 
+/* Vectors, tables and matrices: the file is searched for their place. */
+static void values_that_are_no_numbers_are_refused_by_name(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"norm.weight",
+                                        "hidden_norm.weight",
+                                        "layers.1.self_attn.k_norm.weight",
+                                        "layers.0.attention_conv.base_kernel",
+                                        "candidate_selector.successor_codebook",
+                                        "layers.0.mlp.up_proj.weight"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        struct copy c;
+        struct dflash *d = NULL;
+        struct err_detail detail;
+        char *text, key[128];
+        size_t bytes;
+        uint64_t header = 0;
+        copy_open(&c, NULL, NULL, NULL, NULL);
+        read_all(RANDOM, "model.safetensors", &text, &bytes);
+        memcpy(&header, text, 8);
+        snprintf(key, sizeof(key), "\"%s\":", names[i]);
+        const char *at = memmem(text, bytes, key, strlen(key));
+        assert_non_null(at);
+        at = strstr(at, "data_offsets");
+        assert_non_null(at);
+        memcpy(text + 8 + header + strtoull(strchr(at, '[') + 1, NULL, 10) + 4, "\xc0\x7f", 2);
+        put_file(&c, "model.safetensors", text, bytes);
+        mem_give(text);
+        enum err e = load_from(c.dir, &d, &detail);
+        if (e == ERR_OK || strstr(detail.text, names[i]) == NULL ||
+            strstr(detail.text, "not finite at [") == NULL)
+            fail_msg("%s: %s", names[i], detail.text);
+        dflash_destroy(&d);
+        copy_close(&c);
+    }
+}
+
 /* A v2 file whose config says v1 without its switches: the convolution must not go unseen. */
 static void a_v2_file_is_no_v1_drafter(void **state)
 {
@@ -798,9 +835,18 @@ static void a_learned_mask_vector_takes_the_rows(void **state)
             assert_true((seen.rows[j * HIDDEN + i] == 1 + (float)i / 128) == (j > 0));
     mem_give(context.rows);
     dflash_destroy(&d);
+    struct err_detail detail;
+    /* A value that is no number is refused. */
+    struct zip_out bad = {.count = 0};
+    mask[5] = 0x7fc0;
+    zip_member(&bad, "mask_embedding/data.pkl", "ctorch\nBFloat16Storage\n", 23);
+    zip_member(&bad, "mask_embedding/data/0", mask, sizeof(mask));
+    zip_end(&bad);
+    put_file(&c, "mask_embedding.pt", bad.bytes, bad.count);
+    assert_int_equal(load_from(c.dir, &d, &detail), ERR_CORRUPT);
+    assert_non_null(strstr(detail.text, "mask_embedding.pt: not finite at [5]"));
     /* Cut or altered anywhere it is refused or, where only values changed, read; never worse. */
     struct rng rng;
-    struct err_detail detail;
     uint32_t refused = 0;
     rng_init(&rng, 0x5eed00a1);
     for (uint32_t run = 0; run < 60; run++) {
@@ -826,6 +872,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(unknown_things_are_refused_by_name),
+        cmocka_unit_test(values_that_are_no_numbers_are_refused_by_name),
         cmocka_unit_test(a_v2_file_is_no_v1_drafter),
         cmocka_unit_test(both_spellings_become_one),
         cmocka_unit_test(batches_change_nothing),

@@ -65,6 +65,55 @@ static enum err load(struct model **m, struct err_detail *detail)
     return model_load(&options, m, detail);
 }
 
+/* Where in model.safetensors the tensor's data begin. */
+static size_t place_of(const char *text, size_t bytes, const char *tensor)
+{
+    char key[256];
+    uint64_t header = 0;
+    snprintf(key, sizeof(key), "\"%s\":", tensor);
+    const char *at = memmem(text, bytes, key, strlen(key));
+    if (at == NULL)
+        fail_msg("no tensor %s", tensor);
+    at = strstr(at, "data_offsets");
+    assert_non_null(at);
+    memcpy(&header, text, 8);
+    return 8 + header + strtoull(strchr(at, '[') + 1, NULL, 10);
+}
+
+/* Values of every kind of plain tensor: vectors, parameters without a linear, plain matrices. */
+static void test_values_that_are_no_numbers(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"model.language_model.norm.weight",
+                                        "model.language_model.layers.1.input_layernorm.weight",
+                                        "model.language_model.layers.0.hc_ffn_base",
+                                        "model.language_model.layers.0.hc_attn_fn",
+                                        "model.language_model.layers.0.self_attn.A_log",
+                                        "model.language_model.layers.0.self_attn.q_conv1d.weight",
+                                        "model.language_model.layers.0.self_attn.q_proj.weight",
+                                        "model.language_model.layers.2.mlp.gate.weight",
+                                        "model.language_model.embed_tokens.weight",
+                                        "lm_head.weight"};
+    static const uint16_t values[] = {0x7fc0, 0x7f80, 0xff80}; /* the high half of NaN, inf, -inf */
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        struct model *m = NULL;
+        struct err_detail detail = {{0}};
+        char path[1200];
+        size_t bytes = 0;
+        make_copy(NULL, NULL, NULL);
+        snprintf(path, sizeof(path), "%s/model.safetensors", directory);
+        char *text = read_all(path, &bytes);
+        memcpy(text + place_of(text, bytes, names[i]) + 2, &values[i % 3], 2);
+        write_file("model.safetensors", text, bytes);
+        free(text);
+        enum err e = load(&m, &detail);
+        assert_null(m);
+        if (e == ERR_OK || strstr(detail.text, names[i]) == NULL ||
+            strstr(detail.text, "not finite at [") == NULL)
+            fail_msg("%s: %s", names[i], detail.text);
+    }
+}
+
 static void refuse(const char *file, const char *from, const char *to, enum err want,
                    const char *named)
 {
@@ -209,7 +258,7 @@ static void test_info(void **state)
     assert_int_equal(info->index_dim, 32);
     assert_int_equal(info->index_kpool, 4);
     assert_int_equal(info->state_bytes % 64, 0);
-    assert_string_equal(info->quantization, "bf16, 4.6 M parameters");
+    assert_string_equal(info->quantization, "bf16, 5.3 M parameters");
     uint32_t tokens = 0;
     for (uint32_t v = 0; v < info->vocab_size; v++)
         tokens += info->has_token[v];
@@ -240,9 +289,12 @@ static int teardown(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_refusals),    cmocka_unit_test(test_vision_and_mtp_are_left_alone),
-        cmocka_unit_test(test_tokenizer),   cmocka_unit_test(test_missing_files),
-        cmocka_unit_test(test_fingerprint), cmocka_unit_test(test_info)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_vision_and_mtp_are_left_alone),
+                                       cmocka_unit_test(test_values_that_are_no_numbers),
+                                       cmocka_unit_test(test_tokenizer),
+                                       cmocka_unit_test(test_missing_files),
+                                       cmocka_unit_test(test_fingerprint),
+                                       cmocka_unit_test(test_info)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

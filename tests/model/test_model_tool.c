@@ -130,7 +130,7 @@ static void test_eval_says_no(void **state)
     assert_int_equal(status, 1);
     assert_non_null(strstr(out, "\"ok\": false"));
     assert_int_equal(run(out, sizeof(out), "inspect " DEMO " | tail -7"), 0);
-    assert_non_null(strstr(out, "quantization: bf16, 4.6 M parameters"));
+    assert_non_null(strstr(out, "quantization: bf16, 5.3 M parameters"));
 }
 
 int main(void)

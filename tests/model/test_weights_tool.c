@@ -49,6 +49,25 @@ static void flip(const char *path, long at)
     close(fd);
 }
 
+static void poke(const char *path, long at, char value)
+{
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, &value, 1, at), 1);
+    close(fd);
+}
+
+/* Where the data of a safetensors file begin. */
+static long header_end(const char *path)
+{
+    uint64_t bytes = 0;
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    assert_int_equal(fread(&bytes, 8, 1, f), 1);
+    fclose(f);
+    return (long)bytes + 8;
+}
+
 /* ---- inspect ---- */
 
 /* Every linear of a fixture stands there with its sizes and its format. */
@@ -156,6 +175,50 @@ static void test_inspect_bad_files(void **state)
     assert_true(taken > 10 && refused > 100);
 }
 
+/* Sizes of nothing: refused by name, by every command that looks at linears. */
+static void test_empty_linears(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *header, *why;
+    } cases[] = {
+        {"\"weight\":{\"dtype\":\"BF16\",\"shape\":[0,64],", "weight: makes a linear of [0, 64]"},
+        {"\"weight\":{\"dtype\":\"BF16\",\"shape\":[64,0],", "weight: makes a linear of [64, 0]"},
+        {"\"weight\":{\"dtype\":\"F8_E4M3\",\"shape\":[0],", "weight: makes a linear of [0, 1]"},
+        {"\"weight_packed\":{\"dtype\":\"U8\",\"shape\":[4,0],",
+         "weight_packed: makes a linear of [4, 0]"},
+        {"\"trellis\":{\"dtype\":\"I16\",\"shape\":[8,0,64],",
+         "trellis: makes a linear of [0, 128]"},
+        {"\"rank1.trellis\":{\"dtype\":\"I16\",\"shape\":[0,8,64],",
+         "rank1.trellis: makes a linear of [128, 0]"},
+    };
+    shell("mkdir -p %s/empty && echo '{}' > %s/empty/config.json", scratch, scratch);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char path[400], header[400], line[400];
+        snprintf(path, sizeof(path), "%s/empty/model.safetensors", scratch);
+        snprintf(header, sizeof(header),
+                 "{\"model.language_model.layers.0.mlp.experts.0.up_proj.%s"
+                 "\"data_offsets\":[0,0]}}",
+                 cases[i].header + 1);
+        uint64_t bytes = strlen(header);
+        FILE *f = fopen(path, "wb");
+        assert_non_null(f);
+        assert_int_equal(fwrite(&bytes, 8, 1, f), 1);
+        assert_int_equal(fwrite(header, 1, bytes, f), bytes);
+        assert_int_equal(fclose(f), 0);
+        snprintf(line, sizeof(line),
+                 "refused: bad_shape: model.language_model.layers.0.mlp.experts.0.up_proj.%s\n",
+                 cases[i].why);
+        const char *text = tool(1, "inspect %s", path);
+        if (strstr(text, line) == NULL)
+            fail_msg("%s not in: %s", line, text);
+        text = tool(2, "quantize %s/empty %s/empty-q --format fp8", scratch, scratch);
+        if (strstr(text, line + strlen("refused: ")) == NULL)
+            fail_msg("%s not in: %s", line, text);
+        tool(0, "manifest %s/empty", scratch);
+    }
+}
+
 static void test_warnings(void **state)
 {
     (void)state;
@@ -213,6 +276,11 @@ static void test_verify(void **state)
     flip(weights, 8);
     assert_non_null(strstr(tool(1, "verify %s", model), "file model.safetensors: sha256 differs"));
     flip(weights, 8);
+    poke(weights, header_end(weights) - 1, '\n');
+    text = tool(1, "verify %s", model);
+    assert_string_equal(text, "file model.safetensors: sha256 differs, outside the tensors: header "
+                              "or padding\n");
+    poke(weights, header_end(weights) - 1, ' ');
     snprintf(name, sizeof(name), "%s/tokenizer.json", model);
     flip(name, 1000);
     assert_non_null(strstr(tool(1, "verify %s", model), "file tokenizer.json: sha256 differs\n"));
@@ -222,6 +290,26 @@ static void test_verify(void **state)
     assert_non_null(strstr(text, "file new: not in the manifest\n"));
     assert_non_null(strstr(text, "file generation_config.json: missing\n"));
     shell("rm %s/new && mv %s/.kept %s/generation_config.json", model, model, model);
+    tool(0, "verify %s", model);
+    /* What it says of the whole is checked, too. */
+    static const char *const lies[][2] = {
+        {"quantization", "\"exl3-mcg 4.00 bpw, 5.3 M parameters\""},
+        {"fingerprint", "\"00000000000000000000000000000000\""},
+        {"name", "\"something better\""},
+        {"licence", "\"public-domain\""},
+        {"quantization", "7"},
+        {"fingerprint", "null"}};
+    for (size_t i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+        shell("cp %s/tandem-manifest.json %s/kept.json", model, scratch);
+        shell("sed -i 's/^ \"%s\": .*,$/ \"%s\": %s,/' %s/tandem-manifest.json && "
+              "! cmp -s %s/tandem-manifest.json %s/kept.json",
+              lies[i][0], lies[i][0], lies[i][1], model, model, scratch);
+        text = tool(1, "verify %s", model);
+        snprintf(name, sizeof(name), "manifest: another %s than \"", lies[i][0]);
+        if (strncmp(text, name, strlen(name)) != 0 || strchr(text, '\n') != text + strlen(text) - 1)
+            fail_msg("%s: %s", lies[i][0], text);
+        shell("mv %s/kept.json %s/tandem-manifest.json", scratch, model);
+    }
     tool(0, "verify %s", model);
     shell("echo '{\"version\": 1, \"files\": [' > %s/tandem-manifest.json", model);
     assert_non_null(strstr(tool(2, "verify %s", model), "manifest: byte"));
@@ -241,6 +329,8 @@ static void test_archive(void **state)
     const char *text =
         tool(0, "archive %s/source %s/kept --drafter tests/golden/model-random", scratch, scratch);
     assert_non_null(strstr(text, "kept/model: 5 files copied, 0 were there"));
+    /* Of the interrupted copy the whole chunk before the fault. */
+    assert_non_null(strstr(text, "; 4194304 bytes of interrupted copies kept\n"));
     assert_non_null(strstr(text, "kept/drafter: "));
     shell("cmp %s/source/model.safetensors %s/kept/model/model.safetensors", scratch, scratch);
     shell("cmp %s/source/tokenizer.json %s/kept/model/tokenizer.json", scratch, scratch);
@@ -377,14 +467,11 @@ static void test_demo(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_inspect_fixtures),
-                                       cmocka_unit_test(test_inspect_edges),
-                                       cmocka_unit_test(test_inspect_bad_files),
-                                       cmocka_unit_test(test_warnings),
-                                       cmocka_unit_test(test_verify),
-                                       cmocka_unit_test(test_archive),
-                                       cmocka_unit_test(test_synth),
-                                       cmocka_unit_test(test_calibrated),
-                                       cmocka_unit_test(test_demo)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_inspect_fixtures),  cmocka_unit_test(test_inspect_edges),
+        cmocka_unit_test(test_inspect_bad_files), cmocka_unit_test(test_empty_linears),
+        cmocka_unit_test(test_warnings),          cmocka_unit_test(test_verify),
+        cmocka_unit_test(test_archive),           cmocka_unit_test(test_synth),
+        cmocka_unit_test(test_calibrated),        cmocka_unit_test(test_demo)};
     return cmocka_run_group_tests(tests, start, stop);
 }

@@ -26,7 +26,7 @@ struct component {
     char to[PATH_BYTES - 300];
     struct op_ctx ctx;
     struct tool_eta eta;
-    uint64_t done;
+    uint64_t done, kept; /* kept: of interrupted copies */
     uint32_t copied, there;
     struct err_detail *detail;
 };
@@ -57,6 +57,7 @@ static enum err copy_bytes(struct component *c, int fd, const struct file_map *s
 {
     uint64_t at = good_bytes(fd, source);
     c->done += at;
+    c->kept += at;
     if (ftruncate(fd, (off_t)at) != 0)
         return io_fault(c, path);
     while (at < source->size) {
@@ -156,8 +157,9 @@ static enum err archive_component(const char *from, const char *destination, con
     if (e == ERR_OK && faults > 0)
         e = err_set(detail, ERR_CORRUPT, "%s: the copy differs", c.to);
     if (e == ERR_OK)
-        printf("%s: %u files copied, %u were there, %.1f MB\n", c.to, c.copied, c.there,
-               (double)total / 1e6);
+        printf("%s: %u files copied, %u were there, %.1f MB; %" PRIu64
+               " bytes of interrupted copies kept\n",
+               c.to, c.copied, c.there, (double)total / 1e6, c.kept);
     return e;
 }
 

@@ -115,7 +115,6 @@ static void print_model(const struct model *m)
     printf("model: %u layers (%u DSA), hidden %u, vocabulary %u, context %u\n", c->layers,
            info->dsa_layers, c->hidden, c->vocab_size, c->context_max);
     printf("experts: %u, %u per token\n", c->experts, c->experts_per_token);
-    printf("quantization: %s\n", info->quantization);
     printf("parameters: %" PRIu64 " in the text model without MTP\n", weights_parameters(c));
     printf("state: %" PRIu64 " bytes per sequence\n", info->state_bytes);
     printf("fp: %s\n", fp);
@@ -150,11 +149,10 @@ static enum err inspect(const char *path, struct survey *s, struct err_detail *d
     format_scan(set, &hint, print_linear, s);
     print_survey(set, s);
     identity_quantization(set, quantization, sizeof(quantization));
+    printf("quantization: %s\n", quantization);
     safetensors_close(&set);
-    if (!directory || !has_config(path)) {
-        printf("quantization: %s\n", quantization);
+    if (!directory || !has_config(path))
         return ERR_OK;
-    }
     TRY(tool_load(path, NULL, 1, &m, detail));
     print_model(m);
     model_destroy(&m);

@@ -194,18 +194,24 @@ static void add_tensors(const struct manifest *m, struct str *out)
     str_add_text(out, "\n ]");
 }
 
+void manifest_titles(const struct manifest *m, struct manifest_titles *t)
+{
+    identity_quantization(m->set, t->quantization, sizeof(t->quantization));
+    hex_encode(m->fingerprint.bytes, sizeof(m->fingerprint.bytes), t->fingerprint);
+    snprintf(t->name, sizeof(t->name), "%s (%s, fp %.8s)", m->model_type, t->quantization,
+             t->fingerprint);
+}
+
 void manifest_write(const struct manifest *m, struct str *out)
 {
-    char quantization[256], name[512], hex[33];
-    identity_quantization(m->set, quantization, sizeof(quantization));
-    hex_encode(m->fingerprint.bytes, sizeof(m->fingerprint.bytes), hex);
-    snprintf(name, sizeof(name), "%s (%s, fp %.8s)", m->model_type, quantization, hex);
+    struct manifest_titles titles;
+    manifest_titles(m, &titles);
     str_add_text(out, "{\"version\": 1,\n ");
-    add_name(out, "name", name);
+    add_name(out, "name", titles.name);
     str_add_text(out, ",\n ");
-    add_name(out, "quantization", quantization);
+    add_name(out, "quantization", titles.quantization);
     str_add_text(out, ",\n ");
-    add_name(out, "fingerprint", hex);
+    add_name(out, "fingerprint", titles.fingerprint);
     str_add_text(out, ",\n ");
     if (m->licence[0] != '\0')
         add_name(out, "licence", m->licence);

@@ -39,6 +39,12 @@ MUST_USE enum err manifest_read_tensors(const char *directory, const struct op_c
                                         struct manifest *m, struct err_detail *detail);
 void manifest_fini(struct manifest *m);
 
+/* What the manifest says of the whole, beside files and tensors. */
+struct manifest_titles {
+    char quantization[256], name[512], fingerprint[33];
+};
+void manifest_titles(const struct manifest *m, struct manifest_titles *ret_titles);
+
 void manifest_write(const struct manifest *m, struct str *out);
 
 /* Prints every difference between the manifest's text and what lies there; *ret_faults counts

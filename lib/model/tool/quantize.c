@@ -141,7 +141,8 @@ static enum err quantise_group(struct run *r, uint32_t first, uint32_t end,
     const struct quantize_linear *l = &r->plan.linears[first];
     if (!open)
         return ERR_OK;
-    if (r->calib != NULL && l->layer < model_config(r->model)->layers)
+    if (r->calib != NULL && l->which != MODEL_INPUT_COUNT &&
+        l->layer < model_config(r->model)->layers)
         h = calib_hessian(r->calib, l->which, l->expert, group_seed(r, l), &r->pool.ctx, &rows);
     if (h != NULL && !quant_hessian_usable(h))
         rows = 0;
@@ -161,7 +162,7 @@ static enum err quantise_all(struct run *r, struct err_detail *detail)
         while (end < p->count && same_group(&p->linears[i], &p->linears[end]))
             end++;
         uint32_t layer = p->linears[i].layer;
-        while (r->calib != NULL && ran <= layer && ran < model_config(r->model)->layers)
+        while (r->calib != NULL && ran <= layer && layer < model_config(r->model)->layers)
             calib_layer(r->calib, ran++ == layer);
         TRY(quantise_group(r, i, end, detail));
         i = end;
@@ -256,6 +257,7 @@ static enum err prepare(struct run *r, bool *ret_resumed, struct err_detail *det
     const struct quantize_options *o = &r->options;
     struct hash128 source;
     TRY(check_out(o->out, detail));
+    TRY(quantize_check_files(o, detail));
     TRY(safetensors_open_directory(o->in, &r->set, detail));
     TRY(fingerprint(r, &source, detail));
     TRY(writer_create(o->out, o->shard_bytes, &r->writer, detail));
@@ -263,7 +265,7 @@ static enum err prepare(struct run *r, bool *ret_resumed, struct err_detail *det
     TRY(quantize_journal_open(&r->journal, o, &source, ret_resumed, detail));
     TRY(writer_open(r->writer, *ret_resumed, detail));
     if (*ret_resumed)
-        TRY(quantize_journal_read(&r->journal, &r->plan, r->writer, detail));
+        TRY(quantize_journal_read(&r->journal, o, &r->plan, r->writer, &r->pool.ctx, detail));
     return ERR_OK;
 }
 

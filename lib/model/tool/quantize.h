@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "kernels/op_format.h"
+#include "kernels/op_types.h"
 #include "lib/base/arena.h"
 #include "lib/base/err.h"
 #include "lib/base/hash.h"
@@ -55,14 +56,14 @@ struct quantize_part {
 };
 
 struct quantize_result {
-    double relative_error, proxy_error, scale;
+    double relative_error, proxy_error;
     uint64_t rows; /* of calibration; 0: none */
 };
 
 struct quantize_linear {
     const char *prefix;
     uint32_t layer, expert;
-    enum model_input which;
+    enum model_input which;     /* MODEL_INPUT_COUNT: its input is not observed */
     struct op_quantised source; /* in the mapped input */
     struct quantize_part parts[QUANTIZE_PARTS_MAX];
     uint32_t part_count;
@@ -97,6 +98,10 @@ quantize_encode(const struct quantize_linear *l, const struct quantize_options *
                 void (*progress)(void *arg, uint64_t done, uint64_t total), void *progress_arg,
                 uint8_t *ret_bytes, struct quantize_result *ret_result, struct err_detail *detail);
 
+/* Squared error of the parts' values over the squares of the source's. */
+double quantize_error(const struct quantize_linear *l, const struct quantize_options *options,
+                      const uint8_t *bytes, const struct op_ctx *ctx);
+
 /* The first line says what the run is; the others what is done. */
 struct quantize_journal {
     char path[4096];
@@ -108,8 +113,10 @@ MUST_USE enum err quantize_journal_open(struct quantize_journal *j,
                                         const struct hash128 *source, bool *ret_resumed,
                                         struct err_detail *detail);
 /* Marks the linears whose bytes are in the output as the journal says. */
-MUST_USE enum err quantize_journal_read(struct quantize_journal *j, struct quantize_plan *plan,
-                                        struct writer *writer, struct err_detail *detail);
+MUST_USE enum err quantize_journal_read(struct quantize_journal *j,
+                                        const struct quantize_options *options,
+                                        struct quantize_plan *plan, struct writer *writer,
+                                        const struct op_ctx *ctx, struct err_detail *detail);
 MUST_USE enum err quantize_journal_add(struct quantize_journal *j, const struct quantize_linear *l,
                                        const struct hash128 *bytes, struct err_detail *detail);
 void quantize_journal_close(struct quantize_journal *j);
@@ -117,6 +124,9 @@ void quantize_journal_close(struct quantize_journal *j);
 /* The value of config.json's quantization_config. */
 void quantize_config_entry(struct str *out, const struct quantize_options *options,
                            uint64_t calib_tokens);
+/* What quantize_write_files will read, so that a long run does not fail at its end. */
+MUST_USE enum err quantize_check_files(const struct quantize_options *options,
+                                       struct err_detail *detail);
 /* config.json with its quantization entry, the other files beside the weights, the report. */
 MUST_USE enum err quantize_write_files(const struct quantize_options *options,
                                        const struct quantize_plan *plan, uint64_t calib_tokens,

@@ -34,63 +34,76 @@ static enum err encode_exl3(const struct quantize_linear *l, const struct quanti
     uint32_t marker = o->codebook == OP_CODEBOOK_MCG ? MARKER_MCG : MARKER_MUL1;
     for (uint32_t i = 0; i < 4 && l->part_count == 4; i++)
         *at++ = (uint8_t)(marker >> (8 * i));
-    ret->relative_error = q.relative_error;
     ret->proxy_error = q.proxy_error;
-    ret->scale = q.scale;
     quant_exl3_fini(&q);
     return ERR_OK;
 }
 
 /* The parts as the loader would read them. */
-static struct op_quantised weight_of(const struct quantize_linear *l, enum quantize_format format,
-                                     const uint8_t *bytes)
+static struct op_quantised weight_of(const struct quantize_linear *l,
+                                     const struct quantize_options *o, const uint8_t *bytes)
 {
-    const uint8_t *scales = bytes + l->parts[0].bytes;
+    const uint8_t *second = bytes + l->parts[0].bytes, *third = second + l->parts[1].bytes;
     struct op_quantised w = {.format = OP_FORMAT_FP8,
                              .out = l->source.out,
                              .in = l->source.in,
                              .codes = bytes,
                              .row_bytes = l->source.in};
-    w.scales = (struct op_scales){.data = scales, .rows_shared = 1};
-    if (format == QUANTIZE_NVFP4) {
+    w.scales = (struct op_scales){.data = second, .rows_shared = 1};
+    switch (o->format) {
+    case QUANTIZE_EXL3:
+        w.format = OP_FORMAT_EXL3;
+        w.codebook = o->codebook;
+        w.half_bits = 2 * o->bits;
+        w.row_bytes = l->parts[0].bytes / l->parts[0].shape[0];
+        w.suh = second;
+        w.svh = third;
+        return w;
+    case QUANTIZE_NVFP4:
         w.format = OP_FORMAT_NVFP4;
         w.row_bytes = l->source.in / 2;
         w.scales.dtype = OP_SCALE_E4M3;
         w.scales.columns_shared = 16;
-        memcpy(&w.global, scales + l->parts[1].bytes, sizeof(w.global));
-    } else if (format == QUANTIZE_MXFP8) {
+        memcpy(&w.global, third, sizeof(w.global));
+        break;
+    case QUANTIZE_MXFP8:
         w.format = OP_FORMAT_MXFP8;
         w.scales.dtype = OP_SCALE_E8M0;
         w.scales.columns_shared = 32;
-    } else {
+        break;
+    case QUANTIZE_FP8:
         w.scales.dtype = OP_SCALE_F32;
         w.scales.rows_shared = 128;
         w.scales.columns_shared = 128;
+        break;
     }
     w.scales.stride = (l->source.in + w.scales.columns_shared - 1) / w.scales.columns_shared;
     return w;
 }
 
-static double relative_error(const float *want, const struct op_quantised *w,
-                             const struct op_ctx *ctx)
+double quantize_error(const struct quantize_linear *l, const struct quantize_options *options,
+                      const uint8_t *bytes, const struct op_ctx *ctx)
 {
-    size_t count = (size_t)w->in * w->out;
-    float *have = mem_take_array(count, sizeof(*have));
-    struct op_dequantise_args args = {.w = w, .y = have};
+    size_t count = (size_t)l->source.in * l->source.out;
+    float *have = mem_take_array(count, sizeof(*have)),
+          *want = mem_take_array(count, sizeof(*want));
+    struct op_quantised w = weight_of(l, options, bytes);
     double error = 0, square = 0;
-    CHECK(op_dequantise_ref(&args, ctx) == ERR_OK);
+    CHECK(op_dequantise_ref(&(struct op_dequantise_args){.w = &w, .y = have}, ctx) == ERR_OK);
+    CHECK(op_dequantise_ref(&(struct op_dequantise_args){.w = &l->source, .y = want}, ctx) ==
+          ERR_OK);
     for (size_t i = 0; i < count; i++) {
         double difference = (double)have[i] - want[i];
         error += difference * difference;
         square += (double)want[i] * want[i];
     }
     mem_give(have);
+    mem_give(want);
     return square > 0 ? error / square : error;
 }
 
 static enum err encode_fp(const struct quantize_linear *l, enum quantize_format format,
-                          const struct quant_matrix *m, const struct op_ctx *ctx, uint8_t *at,
-                          struct quantize_result *ret, struct err_detail *detail)
+                          const struct quant_matrix *m, uint8_t *at, struct err_detail *detail)
 {
     uint8_t *scales = at + l->parts[0].bytes;
     enum err e;
@@ -106,12 +119,7 @@ static enum err encode_fp(const struct quantize_linear *l, enum quantize_format 
         memcpy(scales, aligned, l->parts[1].bytes);
         mem_give(aligned);
     }
-    if (e != ERR_OK)
-        return err_set(detail, e, "%s: a value is not finite", l->prefix);
-    struct op_quantised w = weight_of(l, format, at);
-    ret->relative_error = relative_error(m->w, &w, ctx);
-    ret->proxy_error = ret->relative_error;
-    return ERR_OK;
+    return e == ERR_OK ? ERR_OK : err_set(detail, e, "%s: a value is not finite", l->prefix);
 }
 
 enum err quantize_encode(const struct quantize_linear *l, const struct quantize_options *options,
@@ -140,7 +148,12 @@ enum err quantize_encode(const struct quantize_linear *l, const struct quantize_
     else if (options->format == QUANTIZE_EXL3)
         e = encode_exl3(l, options, &m, h, &how, ctx, ret_bytes, ret_result, detail);
     else
-        e = encode_fp(l, options->format, &m, ctx, ret_bytes, ret_result, detail);
+        e = encode_fp(l, options->format, &m, ret_bytes, detail);
     mem_give(dense);
-    return e;
+    if (e != ERR_OK)
+        return e;
+    ret_result->relative_error = quantize_error(l, options, ret_bytes, ctx);
+    if (options->format != QUANTIZE_EXL3)
+        ret_result->proxy_error = ret_result->relative_error;
+    return ERR_OK;
 }

@@ -1,38 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lib/model/tool/quantize.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "lib/base/json.h"
 #include "lib/base/str.h"
 #include "lib/model/format_scan.h"
 #include "lib/model/read_file.h"
+#include "lib/model/tool/file_map.h"
 #include "lib/model/tool/writer.h"
 
-#define FILE_BYTES_MAX ((size_t)256 << 20)
+#define CONFIG_BYTES_MAX ((size_t)256 << 20)
 
 /* Names of modules that stay as they are, for configs that list them. */
 #define LEFT_OUT_EXPERTS                                                                           \
     "[\"*embed_tokens*\", \"*lm_head*\", \"*self_attn*\", \"*shared_experts*\", \"*mlp.gate\", "   \
     "\"*eh_proj*\", \"model.visual*\"]"
-#define LEFT_OUT_ALL                                                                               \
-    "[\"*embed_tokens*\", \"*lm_head*\", \"*kv_b_proj*\", \"*indexer*\", \"*f_a_proj*\", "         \
-    "\"*f_b_proj*\", \"*g_a_proj*\", \"*g_b_proj*\", \"*b_proj*\", \"*mlp.gate\", \"*eh_proj*\", " \
-    "\"model.visual*\"]"
+#define LEFT_OUT_ALL "[\"*embed_tokens*\", \"*kv_b_proj*\", \"*mlp.gate\", \"model.visual*\"]"
 
 static void add_exl3(struct str *s, const struct quantize_options *o, uint64_t calib_tokens)
 {
     str_add_format(s,
                    "{\"quant_method\": \"exl3\", \"version\": \"tandem %s\", \"bits\": %u, "
-                   "\"head_bits\": 16, \"calibration\": {\"rows\": %llu, \"cols\": 1}, "
+                   "\"head_bits\": %u, \"calibration\": {\"rows\": %llu, \"cols\": 1}, "
                    "\"out_scales\": \"auto\", \"codebook\": \"%s\", \"scope\": \"%s\", "
                    "\"non_routed_dtype_policy\": \"official_source_native\"}",
-                   TANDEM_VERSION, o->bits, (unsigned long long)calib_tokens,
+                   TANDEM_VERSION, o->bits, o->all ? o->bits : 16, (unsigned long long)calib_tokens,
                    format_codebook_name(o->codebook),
                    o->all ? "linears" : "glm53_routed_experts_only");
 }
@@ -62,8 +57,10 @@ void quantize_config_entry(struct str *s, const struct quantize_options *o, uint
     }
 }
 
-static enum err write_config(const struct quantize_options *o, uint64_t calib_tokens,
-                             struct err_detail *detail)
+/* The file's text with the quantization entry in place of its own; out NULL: it only has to be
+ * possible. */
+static enum err make_config(const struct quantize_options *o, uint64_t calib_tokens,
+                            struct str *out, struct err_detail *detail)
 {
     char *text = NULL;
     size_t bytes = 0;
@@ -71,33 +68,41 @@ static enum err write_config(const struct quantize_options *o, uint64_t calib_to
     struct json *root = NULL;
     struct json_error where = {0, ""};
     struct json_options options = {.depth_max = 32};
-    struct str s;
-    TRY(read_file(o->in, "config.json", FILE_BYTES_MAX, &text, &bytes, detail));
+    TRY(read_file(o->in, "config.json", CONFIG_BYTES_MAX, &text, &bytes, detail));
     arena_init(&nodes, 64 << 10, (size_t)1 << 30);
     enum err e = json_parse(&nodes, &options, text, bytes, &root, &where);
-    if (e != ERR_OK || !json_is(root, JSON_OBJECT)) {
+    if (e != ERR_OK || !json_is(root, JSON_OBJECT))
         e = err_set(detail, ERR_INVALID, "config.json: byte %zu: %s", where.offset,
                     e != ERR_OK ? where.reason : "not an object");
-    } else {
-        str_init(&s, 0);
-        str_add_text(&s, "{");
+    if (e == ERR_OK && out != NULL) {
+        str_add_text(out, "{");
         for (const struct json *v = root->child; v != NULL; v = v->next) {
             if (v->key_bytes == 19 && memcmp(v->key, "quantization_config", 19) == 0)
                 continue;
-            str_add_text(&s, "\n ");
-            json_write_string(&s, v->key, v->key_bytes);
-            str_add_text(&s, ": ");
-            json_write(&s, v, JSON_NUMBERS_VERBATIM);
-            str_add_text(&s, ",");
+            str_add_text(out, "\n ");
+            json_write_string(out, v->key, v->key_bytes);
+            str_add_text(out, ": ");
+            json_write(out, v, JSON_NUMBERS_VERBATIM);
+            str_add_text(out, ",");
         }
-        str_add_text(&s, "\n \"quantization_config\": ");
-        quantize_config_entry(&s, o, calib_tokens);
-        str_add_text(&s, "\n}\n");
-        e = writer_file(o->out, "config.json", s.text, s.bytes, detail);
-        str_fini(&s);
+        str_add_text(out, "\n \"quantization_config\": ");
+        quantize_config_entry(out, o, calib_tokens);
+        str_add_text(out, "\n}\n");
     }
     arena_fini(&nodes);
     free(text);
+    return e;
+}
+
+static enum err write_config(const struct quantize_options *o, uint64_t calib_tokens,
+                             struct err_detail *detail)
+{
+    struct str s;
+    str_init(&s, 0);
+    enum err e = make_config(o, calib_tokens, &s, detail);
+    if (e == ERR_OK)
+        e = writer_file(o->out, "config.json", s.text, s.bytes, detail);
+    str_fini(&s);
     return e;
 }
 
@@ -128,38 +133,40 @@ static bool ends_with(const char *name, const char *end)
 /* Weights, their index and what described the old format are not taken over. */
 static bool is_taken_over(const char *name)
 {
-    static const char *const left[] = {
-        "config.json",          "model.safetensors.index.json", "quantization_config.json",
-        "hf_quant_config.json", "quantization_report.json",     "tandem-manifest.json"};
+    static const char *const left[] = {"config.json", "model.safetensors.index.json",
+                                       "quantization_config.json", "hf_quant_config.json",
+                                       "quantization_report.json"};
     for (size_t i = 0; i < sizeof(left) / sizeof(left[0]); i++)
         if (strcmp(name, left[i]) == 0)
             return false;
-    return name[0] != '.' && !ends_with(name, ".safetensors") && !ends_with(name, ".partial") &&
-           !ends_with(name, ".journal");
+    return !ends_with(name, ".safetensors") && !ends_with(name, ".journal");
 }
 
-static enum err copy_files(const struct quantize_options *o, struct err_detail *detail)
+/* Every file that is taken over, whatever its size; copied, or opened and no more. */
+static enum err take_files(const struct quantize_options *o, bool copy, struct err_detail *detail)
 {
-    DIR *dir = opendir(o->in);
+    struct file_list list;
     enum err e = ERR_OK;
-    if (dir == NULL)
-        return err_set(detail, ERR_IO, "%s: %s", o->in, strerror(errno));
-    for (struct dirent *d = readdir(dir); d != NULL && e == ERR_OK; d = readdir(dir)) {
-        char path[4096], *text = NULL;
-        size_t bytes = 0;
-        struct stat st;
-        if (!is_taken_over(d->d_name) ||
-            snprintf(path, sizeof(path), "%s/%s", o->in, d->d_name) >= (int)sizeof(path) ||
-            stat(path, &st) != 0 || !S_ISREG(st.st_mode))
+    TRY(file_list_read(o->in, &list, detail));
+    for (uint32_t i = 0; i < list.count && e == ERR_OK; i++) {
+        struct file_map map;
+        if (!is_taken_over(list.names[i]))
             continue;
-        e = read_file(o->in, d->d_name, FILE_BYTES_MAX, &text, &bytes, detail);
-        if (e == ERR_OK) {
-            e = writer_file(o->out, d->d_name, text, bytes, detail);
-            free(text);
-        }
+        e = file_map_open(o->in, list.names[i], &map, detail);
+        if (e != ERR_OK)
+            break;
+        if (copy)
+            e = writer_file(o->out, list.names[i], map.bytes, map.size, detail);
+        file_map_close(&map);
     }
-    closedir(dir);
+    file_list_free(&list);
     return e;
+}
+
+enum err quantize_check_files(const struct quantize_options *options, struct err_detail *detail)
+{
+    TRY(make_config(options, 0, NULL, detail));
+    return take_files(options, false, detail);
 }
 
 static enum err write_report(const struct quantize_options *o, const struct quantize_plan *plan,
@@ -189,7 +196,7 @@ enum err quantize_write_files(const struct quantize_options *options,
                               const struct quantize_plan *plan, uint64_t calib_tokens,
                               struct err_detail *detail)
 {
-    TRY(copy_files(options, detail));
+    TRY(take_files(options, true, detail));
     TRY(write_hf_config(options, detail));
     TRY(write_report(options, plan, detail));
     return write_config(options, calib_tokens, detail);

@@ -18,6 +18,7 @@
 
 #define JOURNAL_NAME      "quantize.journal"
 #define JOURNAL_BYTES_MAX ((size_t)1 << 30)
+#define PROXY_ERROR_MAX   4.0
 
 /* Everything that decides the output's bytes. */
 static enum err describe(const struct quantize_options *o, const struct hash128 *source,
@@ -106,13 +107,9 @@ enum err quantize_journal_add(struct quantize_journal *j, const struct quantize_
     str_init(&line, 0);
     str_add_text(&line, "{\"linear\": ");
     json_write_string(&line, l->prefix, strlen(l->prefix));
-    str_add_format(&line, ", \"xxh3\": \"%s\", \"rows\": %llu, \"relative_error\": ", hex,
+    str_add_format(&line, ", \"xxh3\": \"%s\", \"rows\": %llu, \"proxy_error\": ", hex,
                    (unsigned long long)l->result.rows);
-    json_write_f64(&line, l->result.relative_error);
-    str_add_text(&line, ", \"proxy_error\": ");
     json_write_f64(&line, l->result.proxy_error);
-    str_add_text(&line, ", \"scale\": ");
-    json_write_f64(&line, l->result.scale);
     str_add_text(&line, "}\n");
     enum err e = append(j, &line, detail);
     str_fini(&line);
@@ -127,17 +124,25 @@ static struct quantize_linear *find(const struct quantize_plan *plan, const stru
     return NULL;
 }
 
+/* What only the run knew.  All weights zero would be an error of 1. */
+static bool read_result(const struct json *line, const struct quantize_options *o,
+                        struct quantize_result *ret)
+{
+    return json_u64(json_get(line, "rows"), &ret->rows) &&
+           ret->rows <= (o->calib != NULL ? o->calib_rows : 0) &&
+           json_f64(json_get(line, "proxy_error"), &ret->proxy_error) && ret->proxy_error >= 0 &&
+           ret->proxy_error <= PROXY_ERROR_MAX;
+}
+
 /* A line counts only if the bytes in the output are those that it was written for. */
-static enum err take_line(const struct json *line, struct quantize_plan *plan,
-                          struct writer *writer, struct err_detail *detail)
+static enum err take_line(const struct json *line, const struct quantize_options *o,
+                          struct quantize_plan *plan, struct writer *writer,
+                          const struct op_ctx *ctx, struct err_detail *detail)
 {
     struct quantize_linear *l = find(plan, json_get(line, "linear"));
-    const struct json *hash = json_get(line, "xxh3");
     struct quantize_result r = {0};
     char hex[33];
-    if (l == NULL || l->done || !json_f64(json_get(line, "relative_error"), &r.relative_error) ||
-        !json_f64(json_get(line, "proxy_error"), &r.proxy_error) ||
-        !json_f64(json_get(line, "scale"), &r.scale) || !json_u64(json_get(line, "rows"), &r.rows))
+    if (l == NULL || l->done || !read_result(line, o, &r))
         return ERR_OK;
     uint8_t *bytes = mem_take(l->bytes);
     enum err e = ERR_OK;
@@ -147,17 +152,21 @@ static enum err take_line(const struct json *line, struct quantize_plan *plan,
         at += l->parts[k].bytes;
     }
     struct hash128 have = hash_xxh3_once(bytes, l->bytes);
-    mem_give(bytes);
     hex_encode(have.bytes, sizeof(have.bytes), hex);
-    if (e == ERR_OK && json_string_is(hash, hex)) {
+    if (e == ERR_OK && json_string_is(json_get(line, "xxh3"), hex)) {
+        r.relative_error = quantize_error(l, o, bytes, ctx);
+        if (o->format != QUANTIZE_EXL3)
+            r.proxy_error = r.relative_error;
         l->done = true;
         l->result = r;
     }
+    mem_give(bytes);
     return e;
 }
 
-enum err quantize_journal_read(struct quantize_journal *j, struct quantize_plan *plan,
-                               struct writer *writer, struct err_detail *detail)
+enum err quantize_journal_read(struct quantize_journal *j, const struct quantize_options *options,
+                               struct quantize_plan *plan, struct writer *writer,
+                               const struct op_ctx *ctx, struct err_detail *detail)
 {
     char *text = NULL;
     size_t bytes = 0, at = 0;
@@ -172,7 +181,7 @@ enum err quantize_journal_read(struct quantize_journal *j, struct quantize_plan 
         arena_reset(&nodes);
         /* A torn line is no news: its linear is done again. */
         if (json_parse(&nodes, NULL, text + at, (size_t)(end - text) - at, &line, &where) == ERR_OK)
-            e = take_line(line, plan, writer, detail);
+            e = take_line(line, options, plan, writer, ctx, detail);
         at = (size_t)(end - text) + 1;
     }
     arena_fini(&nodes);

@@ -18,7 +18,7 @@ struct place {
     enum model_input which;
 };
 
-/* The linears that --layers all takes, below a layer; the rest is small, or no plain linear. */
+/* Linears of a layer whose input is observed. */
 static const struct place places[] = {
     {"self_attn.q_proj", MODEL_INPUT_MIXER},
     {"self_attn.k_proj", MODEL_INPUT_MIXER},
@@ -27,6 +27,12 @@ static const struct place places[] = {
     {"self_attn.kv_a_proj_with_mqa", MODEL_INPUT_MIXER},
     {"self_attn.q_b_proj", MODEL_INPUT_Q_B},
     {"self_attn.o_proj", MODEL_INPUT_O},
+    {"self_attn.f_a_proj", MODEL_INPUT_MIXER},
+    {"self_attn.g_a_proj", MODEL_INPUT_MIXER},
+    {"self_attn.b_proj", MODEL_INPUT_MIXER},
+    {"self_attn.indexer.wk", MODEL_INPUT_MIXER},
+    {"self_attn.indexer.weights_proj", MODEL_INPUT_MIXER},
+    {"self_attn.indexer.wq_b", MODEL_INPUT_Q_B},
     {"mlp.gate_proj", MODEL_INPUT_MLP},
     {"mlp.up_proj", MODEL_INPUT_MLP},
     {"mlp.down_proj", MODEL_INPUT_DOWN},
@@ -61,21 +67,43 @@ static bool expert_place(const char *rest, uint32_t *expert, enum model_input *w
     return down || strcmp(rest, "gate_proj") == 0 || strcmp(rest, "up_proj") == 0;
 }
 
+/* Linears that no format serves: the router decides between experts by small differences, and kv_b
+ * is read by rows and by columns, so that a loader has to widen whatever it is. */
+static bool stays(const char *rest)
+{
+    return strcmp(rest, "mlp.gate") == 0 || strcmp(rest, "self_attn.kv_b_proj") == 0;
+}
+
 /* Whether the linear is to be quantised, and what it reads. */
 static bool is_wanted(const char *prefix, bool all, struct quantize_linear *l)
 {
     const char *rest = prefix + sizeof(LAYERS_PREFIX) - 1;
+    l->which = MODEL_INPUT_COUNT;
+    if (all && strcmp(prefix, "lm_head") == 0)
+        return true;
     if (strncmp(prefix, LAYERS_PREFIX, sizeof(LAYERS_PREFIX) - 1) != 0 ||
         !read_number(&rest, &l->layer))
         return false;
     if (expert_place(rest, &l->expert, &l->which))
         return true;
-    for (size_t i = 0; all && i < ARRAY_COUNT(places); i++)
-        if (strcmp(rest, places[i].rest) == 0) {
+    for (size_t i = 0; i < ARRAY_COUNT(places); i++)
+        if (strcmp(rest, places[i].rest) == 0)
             l->which = places[i].which;
-            return true;
-        }
-    return false;
+    return all && !stays(rest);
+}
+
+static uint32_t group_of(enum quantize_format format)
+{
+    return format == QUANTIZE_NVFP4 ? 16 : format == QUANTIZE_MXFP8 ? 32 : 1;
+}
+
+/* Experts are padded for EXL3, or refused.  Of the others one stays that is no whole number of
+ * units: padding can make it larger, and no two ranks could share it. */
+static bool can_hold(const struct op_quantised *w, enum quantize_format format)
+{
+    if (format == QUANTIZE_EXL3)
+        return w->in % OP_EXL3_BLOCK == 0 && w->out % OP_EXL3_BLOCK == 0;
+    return w->in % group_of(format) == 0;
 }
 
 static void add_part(struct quantize_linear *l, const char *suffix, enum safetensors_dtype dtype,
@@ -94,7 +122,7 @@ enum err quantize_parts(struct quantize_linear *l, const struct quantize_options
 {
     uint64_t in = l->source.in, out = l->source.out;
     uint64_t in_p = op_exl3_padded(l->source.in), out_p = op_exl3_padded(l->source.out);
-    uint32_t group = o->format == QUANTIZE_NVFP4 ? 16 : o->format == QUANTIZE_MXFP8 ? 32 : 1;
+    uint32_t group = group_of(o->format);
     if (in % group != 0)
         return err_set(detail, ERR_UNSUPPORTED, "%s: width %llu is no multiple of %u", l->prefix,
                        (unsigned long long)in, group);
@@ -140,6 +168,11 @@ static bool take_linear(void *arg, const struct format_linear *f)
     struct quantize_linear l = {.layer = QUANTIZE_NO_LAYER};
     if (!is_wanted(f->prefix, m->options->all, &l))
         return true;
+    if (f->err == ERR_OK && !format_is_expert(f->prefix) &&
+        !can_hold(&f->weight, m->options->format)) {
+        printf("%-56s stays: [%u, %u] in no whole units\n", f->prefix, f->out, f->in);
+        return true;
+    }
     if (f->err != ERR_OK)
         m->err = err_set(m->detail, f->err, "%s", f->detail->text);
     else if (f->info.kind == FORMAT_EXL3 || f->info.kind == FORMAT_EXL3_RANKED)

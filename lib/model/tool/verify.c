@@ -106,6 +106,26 @@ static enum err check_tensors(struct checking *c, const struct json *tensors,
     return e;
 }
 
+/* What the manifest says of the whole follows from files and tensors. */
+static void check_titles(struct checking *c, const struct json *root)
+{
+    struct manifest_titles titles;
+    manifest_titles(c->m, &titles);
+    const struct {
+        const char *key, *have;
+    } fields[] = {{"name", titles.name},
+                  {"quantization", titles.quantization},
+                  {"fingerprint", titles.fingerprint},
+                  {"licence", c->m->licence}};
+    for (size_t i = 0; i < ARRAY_COUNT(fields); i++) {
+        const struct json *said = json_get(root, fields[i].key);
+        bool none = fields[i].have[0] == '\0';
+        if (none ? json_is(said, JSON_NULL) : json_string_is(said, fields[i].have))
+            continue;
+        fault(c, "manifest: another %s than \"%s\"", fields[i].key, fields[i].have);
+    }
+}
+
 static uint32_t find_file(const struct manifest *m, const char *name)
 {
     for (uint32_t i = 0; i < m->list.count; i++)
@@ -180,6 +200,7 @@ enum err manifest_check(const char *text, uint64_t bytes, const struct manifest 
     if (e == ERR_OK && m->set != NULL) {
         c.tensor_faults = mem_take(safetensors_files(m->set) + 1u);
         e = check_tensors(&c, tensors, detail);
+        check_titles(&c, root);
     }
     if (e == ERR_OK)
         e = check_files(&c, files, detail);
