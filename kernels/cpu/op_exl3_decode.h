@@ -2,7 +2,8 @@
 /* kernels/cpu/op_exl3_decode.h - a tile of EXL3 to f32, exact, in the tile's own order.
  *
  * Inner part of op_exl3_fast.c.  Whole numbers of bits go 32 weights at a time where there are
- * 512-bit vectors, the usual four bits 16 at a time with AVX2; the rest by the reference's states. */
+ * 512-bit vectors, the usual four bits 16 at a time with AVX2; the rest by the reference's
+ * states. */
 #ifndef KERNELS_CPU_OP_EXL3_DECODE_H
 #define KERNELS_CPU_OP_EXL3_DECODE_H
 

@@ -112,8 +112,8 @@ static void rotate_inputs(const struct pass *p, const struct op_quantised *w, ui
 
 /* sums += weights * inputs for one strip and `rows` rows: p's r and on.
  * NOTE: sixteen lanes hold two portions of the same columns, which are added at the end. */
-VF_INLINE void strip_rows(const struct pass *p, float (*weights)[OP_EXL3_TILE_WEIGHTS],
-                          uint32_t r, uint32_t strip, int rows)
+VF_INLINE void strip_rows(const struct pass *p, float (*weights)[OP_EXL3_TILE_WEIGHTS], uint32_t r,
+                          uint32_t strip, int rows)
 {
     enum { KEPT = VF_LANES < 8 ? 2 : 1 };
     vf acc[ROWS_AT_ONCE][8][KEPT];

@@ -117,6 +117,13 @@ MUST_USE enum err format_check_values(const char *prefix, const struct format_in
                                       const struct op_quantised *weight,
                                       enum format_fault *ret_fault, struct err_detail *detail);
 
+/* False if one of count bytes of w's codes, whole elements, is not finite. */
+bool format_codes_sound(const struct op_quantised *w, const void *bytes, uint64_t count);
+/* The same as format_check_values without a look at the codes. */
+MUST_USE enum err format_check_scales(const char *prefix, const struct format_info *info,
+                                      const struct op_quantised *weight,
+                                      enum format_fault *ret_fault, struct err_detail *detail);
+
 /* First of a run of floats, aligned or not, that is infinite or NaN; count if there is none. */
 uint64_t format_not_finite(const void *data, enum op_dtype dtype, uint64_t count);
 

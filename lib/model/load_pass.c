@@ -10,10 +10,12 @@
 #include "kernels/op_types.h"
 #include "lib/base/check.h"
 #include "lib/base/mem.h"
+#include "lib/model/format.h"
 #include "lib/model/safetensors.h"
 #include "lib/model/weights.h"
 
 #define PIECE_BYTES ((uint64_t)4 << 20)
+#define CHUNK_BYTES (128u << 10) /* read at once; stays in the second-level cache */
 #define NO_LINEAR   UINT32_MAX
 
 struct pass {
@@ -28,6 +30,7 @@ struct pass {
     _Atomic uint64_t done;
     uint64_t total;
     atomic_uint first_bad;
+    atomic_uint unread; /* a tensor that could not be read, or NO_LINEAR */
     pthread_t caller;
     load_pass_fn progress;
     void *arg;
@@ -76,10 +79,10 @@ static void read_ahead(const struct safetensors_tensor *t)
         (void)madvise((void *)begin, end - begin, MADV_WILLNEED);
 }
 
-static void check(struct pass *p, uint32_t linear)
+static void check(struct pass *p, uint32_t linear, bool codes_sound)
 {
     struct err_detail ignored;
-    if (weights_check_values(p->weights, linear, &ignored) == ERR_OK)
+    if (codes_sound && weights_check_values(p->weights, linear, false, &ignored) == ERR_OK)
         return;
     unsigned seen = atomic_load(&p->first_bad);
     while (linear < seen && !atomic_compare_exchange_weak(&p->first_bad, &seen, linear))
@@ -89,10 +92,25 @@ static void check(struct pass *p, uint32_t linear)
 static void run_tensor(struct pass *p, uint32_t index)
 {
     const struct safetensors_tensor *t = safetensors_at(p->set, index);
+    _Alignas(64) uint8_t chunk[CHUNK_BYTES];
+    uint32_t linear = p->linear[index];
+    const struct op_quantised *w = linear != NO_LINEAR ? &p->weights->linears[linear].stored : NULL;
+    bool sound = true;
+    struct hash_xxh3 h;
     read_ahead(t);
-    p->hashes[index] = hash_xxh3_once(t->data, t->bytes);
-    if (p->linear[index] != NO_LINEAR)
-        check(p, p->linear[index]);
+    hash_xxh3_init(&h);
+    for (uint64_t at = 0; at < t->bytes; at += sizeof(chunk)) {
+        size_t count = t->bytes - at < sizeof(chunk) ? t->bytes - at : sizeof(chunk);
+        if (safetensors_read(p->set, t, at, chunk, count) != ERR_OK) {
+            atomic_store(&p->unread, index);
+            break;
+        }
+        hash_xxh3_add(&h, chunk, count);
+        sound = sound && (w == NULL || format_codes_sound(w, chunk, count));
+    }
+    p->hashes[index] = hash_xxh3_end(&h);
+    if (w != NULL)
+        check(p, linear, sound);
     uint64_t done = atomic_fetch_add(&p->done, t->bytes) + t->bytes;
     if (p->progress != NULL && pthread_equal(pthread_self(), p->caller))
         p->progress(p->arg, done, p->total);
@@ -123,6 +141,7 @@ enum err load_pass(const struct safetensors *set, const struct weights *w, const
                      .pieces = mem_take_array(count + 1, sizeof(uint32_t)),
                      .hashes = ret_hashes,
                      .first_bad = NO_LINEAR,
+                     .unread = NO_LINEAR,
                      .caller = pthread_self(),
                      .progress = progress,
                      .arg = arg};
@@ -135,9 +154,14 @@ enum err load_pass(const struct safetensors *set, const struct weights *w, const
     mem_give(p.order);
     mem_give(p.linear);
     mem_give(p.pieces);
+    if (p.unread != NO_LINEAR) {
+        const struct safetensors_tensor *t = safetensors_at(set, p.unread);
+        return err_set(detail, ERR_IO, "%s: tensor \"%s\" cannot be read to its end",
+                       safetensors_file_name(set, t->shard), t->name);
+    }
     if (p.first_bad == NO_LINEAR)
         return ERR_OK;
-    enum err e = weights_check_values(w, p.first_bad, detail);
+    enum err e = weights_check_values(w, p.first_bad, true, detail);
     CHECK(e != ERR_OK);
     return e;
 }

@@ -2,8 +2,8 @@
 /* lib/model/load_pass.h - the one pass over all bytes of a checkpoint: hashes and checks of values.
  *
  * Start-up only.  The work is spread over the context's threads in pieces of a few MiB that follow
- * each other in the files; memory is bounded by the number of tensors, the bytes stay in the
- * mapping. */
+ * each other in the files; memory is bounded by the number of tensors.  The
+ * bytes are read, not mapped: pages of the mapping come in when they are used. */
 #ifndef LIB_MODEL_LOAD_PASS_H
 #define LIB_MODEL_LOAD_PASS_H
 

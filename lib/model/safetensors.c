@@ -22,10 +22,12 @@
 #define INDEX_BYTES_MAX (256u << 20)
 #define INDEX_NAME      "model.safetensors.index.json"
 #define PATH_BYTES      4096
+#define OPEN_FILES_MAX  256 /* beyond that only the mappings are kept */
 
 struct mapping {
     const uint8_t *bytes;
     uint64_t size;
+    int fd; /* -1 = closed again */
 };
 
 struct safetensors {
@@ -49,6 +51,7 @@ static enum err map_file(const char *path, const char *file, struct mapping *ret
     enum err e = ERR_OK;
     ret->bytes = NULL;
     ret->size = 0;
+    ret->fd = -1;
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
         e = err_set(detail, ERR_IO, "%s: not a regular file", file);
     } else if (st.st_size > 0) {
@@ -60,8 +63,15 @@ static enum err map_file(const char *path, const char *file, struct mapping *ret
             ret->size = (uint64_t)st.st_size;
         }
     }
-    close(fd);
+    ret->fd = fd;
     return e;
+}
+
+static void close_file(struct mapping *m)
+{
+    if (m->fd >= 0)
+        close(m->fd);
+    m->fd = -1;
 }
 
 static void unmap_file(struct mapping *m)
@@ -69,6 +79,7 @@ static void unmap_file(struct mapping *m)
     if (m->bytes != NULL)
         munmap((void *)(uintptr_t)m->bytes, m->size);
     m->bytes = NULL;
+    close_file(m);
 }
 
 static struct safetensors *set_create(void)
@@ -108,7 +119,10 @@ static enum err add_shard(struct safetensors *set, const char *path, const char 
     if (set->shard_count == SHARDS_MAX)
         return err_set(detail, ERR_CORRUPT, "%s: bad_index: too many shards", file);
     struct mapping *m = &set->shards[set->shard_count];
-    TRY(map_file(path, file, m, detail));
+    enum err e = map_file(path, file, m, detail);
+    if (e != ERR_OK || set->shard_count >= OPEN_FILES_MAX)
+        close_file(m);
+    TRY(e);
     set->shard_names[set->shard_count] = file;
     set->shard_count++;
     set->file_bytes += m->size;
@@ -375,4 +389,29 @@ uint64_t safetensors_file_bytes(const struct safetensors *set)
 {
     CHECK_OBJ(set, SET_MAGIC);
     return set->file_bytes;
+}
+
+enum err safetensors_read(const struct safetensors *set, const struct safetensors_tensor *t,
+                          uint64_t offset, void *ret_bytes, size_t count)
+{
+    CHECK_OBJ(set, SET_MAGIC);
+    CHECK(offset <= t->bytes && count <= t->bytes - offset);
+    const struct mapping *m = &set->shards[t->shard];
+    uint8_t *to = ret_bytes;
+    if (m->fd < 0) {
+        memcpy(to, (const uint8_t *)t->data + offset, count);
+        return ERR_OK;
+    }
+    uint64_t at = (uint64_t)((const uint8_t *)t->data - m->bytes) + offset;
+    while (count > 0) {
+        ssize_t got = pread(m->fd, to, count, (off_t)at);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return ERR_IO;
+        to += got;
+        at += (uint64_t)got;
+        count -= (size_t)got;
+    }
+    return ERR_OK;
 }

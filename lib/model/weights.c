@@ -381,8 +381,12 @@ enum err weights_bind(struct weights *w, const struct model_config *config,
     return b.err;
 }
 
-enum err weights_check_values(const struct weights *w, uint32_t linear, struct err_detail *detail)
+enum err weights_check_values(const struct weights *w, uint32_t linear, bool codes,
+                              struct err_detail *detail)
 {
+    enum err (*check)(const char *, const struct format_info *, const struct op_quantised *,
+                      enum format_fault *, struct err_detail *) =
+        codes ? format_check_values : format_check_scales;
     CHECK(linear < w->linear_count);
     const struct weights_linear *l = &w->linears[linear];
     const char *name = l->tensor->name;
@@ -393,11 +397,11 @@ enum err weights_check_values(const struct weights *w, uint32_t linear, struct e
         const char *dot = strrchr(name, '.');
         info.weight = dot != NULL ? dot + 1 : name;
         snprintf(prefix, sizeof(prefix), "%.*s", dot != NULL ? (int)(dot - name) : 0, name);
-        return format_check_values(prefix, &info, &l->stored, &fault, detail);
+        return check(prefix, &info, &l->stored, &fault, detail);
     }
     snprintf(prefix, sizeof(prefix), "%.*s", (int)(strlen(name) - strlen(l->info.weight) - 1),
              name);
-    return format_check_values(prefix, &l->info, &l->stored, &fault, detail);
+    return check(prefix, &l->info, &l->stored, &fault, detail);
 }
 
 static void count_one(void *arg, const struct weights_want *want)
