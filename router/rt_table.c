@@ -10,7 +10,7 @@
 #define WORKER_MAGIC  0x5254574bu
 #define GATEWAY_MAGIC 0x52544757u
 /* A worker with all sequences taken slows a newcomer down like so many prompt tokens before it. */
-#define FULL_TOKENS 4096u
+#define FULL_TOKENS 1024u
 
 struct rt_table {
     uint32_t magic;
