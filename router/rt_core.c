@@ -216,12 +216,14 @@ static void broadcast(struct rt_core *c)
 {
     const char *reason;
     bool ready = rt_ready(c, &reason);
-    if (c->now_us - c->broadcast_us < RT_BROADCAST_US && ready == c->ready_sent)
+    if (c->now_us - c->broadcast_us < RT_BROADCAST_US && ready == c->ready_sent &&
+        c->context_max == c->context_sent)
         return;
     if (ready != c->ready_sent)
         rt_trace(c, ready ? RT_TRACE_INFO : RT_TRACE_WARN, ready ? "ready" : reason, NULL, NULL, 0);
     c->broadcast_us = c->now_us;
     c->ready_sent = ready;
+    c->context_sent = c->context_max; /* a larger worker came: gateways refuse by it */
     for (uint32_t i = 0; i < rt_table_gateways_max(c->table); i++) {
         const struct rt_gateway *g = rt_table_gateway_at(c->table, i);
         if (g != NULL && !g->lost)

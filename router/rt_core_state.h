@@ -56,6 +56,7 @@ struct rt_core {
     uint32_t context_max; /* of the workers usable then */
     uint64_t broadcast_us, scan_us;
     bool ready_sent;
+    uint32_t context_sent;
     bool draining;   /* nothing new is admitted; streams that come back are */
     char text[256];  /* of a refusal */
     char reason[64]; /* why no worker is ready, where it names one */

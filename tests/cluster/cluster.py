@@ -448,18 +448,25 @@ def generate(prompt, **flags):
     return json.loads(run.stdout)
 
 
+def seed():
+    """What decides all that is random in this run; printed, and taken from TANDEM_SEED."""
+    if not int(os.environ.get("TANDEM_SEED") or 0):
+        os.environ["TANDEM_SEED"] = str(random.randrange(1, 1 << 30))
+    return int(os.environ["TANDEM_SEED"])
+
+
 def main(names):
     """Runs the test_* functions of a test file (or those named on the command line)."""
     # Ended from outside: with-blocks take their clusters down on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    seed = int(os.environ.get("TANDEM_SEED", "0")) or random.randrange(1 << 30)
-    print(f"TANDEM_SEED={seed}")
+    start_value = seed()
+    print(f"TANDEM_SEED={start_value}")
     wanted = sys.argv[1:]
     failed = 0
     for name, function in list(names.items()):
         if not name.startswith("test_") or not callable(function) or (wanted and name not in wanted):
             continue
-        random.seed(seed)
+        random.seed(start_value)
         start = time.monotonic()
         try:
             function()
