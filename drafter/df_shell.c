@@ -21,6 +21,7 @@
 #include "lib/net/bus.h"
 #include "lib/net/loop.h"
 #include "lib/net/redis.h"
+#include "lib/net/role.h"
 #include "lib/net/status.h"
 #include "proto/tap_ring.h"
 #include "proto/wire.h"
@@ -445,7 +446,7 @@ enum err df_shell_create(struct loop *l, const struct df_params *params,
     s->turn = loop_timer_create(l, on_turn, s);
     s->bus = bus_create(l);
     char endpoint[PARAM_STR_BYTES + 32];
-    snprintf(endpoint, sizeof(endpoint), "ipc://%s/drafter.sock", params->run_dir);
+    role_endpoint(params->run_dir, "drafter", params->id, endpoint, sizeof(endpoint));
     enum err e = core_open(s, params, detail);
     if (e == ERR_OK)
         e = bus_bind(s->bus, endpoint, params->queue_max, on_message, s, &s->socket, detail);

@@ -458,7 +458,7 @@ uint64_t km_arena_headers_repaired(const struct km_arena *a)
     return a->headers_repaired;
 }
 
-enum err km_arena_default_path(const char *cluster, const char *run_dir,
+enum err km_arena_default_path(const char *cluster, const char *run_dir, uint32_t id,
                                char ret_path[KM_ARENA_PATH_BYTES], struct err_detail *detail)
 {
     char *absolute = realpath(run_dir, NULL);
@@ -466,13 +466,15 @@ enum err km_arena_default_path(const char *cluster, const char *run_dir,
         return err_set(detail, ERR_IO, "run_dir: %s: %s", run_dir, strerror(errno));
     struct hash128 hash = hash_xxh3_once(absolute, strlen(absolute));
     free(absolute);
-    char hex[33], name[65];
+    char hex[33], name[65], which[16] = "";
+    if (id > 0)
+        snprintf(which, sizeof(which), "-%u", id);
     hex_encode(&hash, sizeof(hash), hex);
     snprintf(name, sizeof(name), "%s", cluster);
     for (char *c = name; *c; c++) { /* a cluster's name is no path */
         if (!isalnum((unsigned char)*c) && *c != '-' && *c != '_' && *c != '.')
             *c = '_';
     }
-    snprintf(ret_path, KM_ARENA_PATH_BYTES, "/dev/shm/tandem-%s-%.16s.kv", name, hex);
+    snprintf(ret_path, KM_ARENA_PATH_BYTES, "/dev/shm/tandem-%s-%.16s%s.kv", name, hex, which);
     return ERR_OK;
 }

@@ -81,8 +81,9 @@ void km_arena_snapshot_commit(struct km_arena *a, uint32_t slot, uint32_t token_
                               const struct hash128 *hash);
 void km_arena_slots_free(struct km_arena *a, const uint32_t *slots, uint32_t count);
 
-/* /dev/shm/tandem-<cluster>-<16 hex of the hash of run_dir's absolute path>.kv */
-MUST_USE enum err km_arena_default_path(const char *cluster, const char *run_dir,
+/* /dev/shm/tandem-<cluster>-<16 hex of the hash of run_dir's absolute path>.kv, for others than
+ * kvmgr-0 with -<id> before the suffix */
+MUST_USE enum err km_arena_default_path(const char *cluster, const char *run_dir, uint32_t id,
                                         char ret_path[KM_ARENA_PATH_BYTES],
                                         struct err_detail *detail);
 

@@ -12,19 +12,23 @@
 
 #define PATH_BYTES 1024
 
-static enum err epoch_path(const char *state_dir, const char *suffix, char ret_path[PATH_BYTES],
-                           struct err_detail *detail)
+static enum err epoch_path(const char *state_dir, uint32_t id, const char *suffix,
+                           char ret_path[PATH_BYTES], struct err_detail *detail)
 {
-    int written = snprintf(ret_path, PATH_BYTES, "%s/kv-epoch%s", state_dir, suffix);
+    char which[16] = "";
+    if (id > 0)
+        snprintf(which, sizeof(which), "-%u", id);
+    int written = snprintf(ret_path, PATH_BYTES, "%s/kv-epoch%s%s", state_dir, which, suffix);
     if (written < 0 || written >= PATH_BYTES)
         return err_set(detail, ERR_TOO_LARGE, "state_dir is too long");
     return ERR_OK;
 }
 
-enum err km_epoch_read(const char *state_dir, uint32_t *ret_epoch, struct err_detail *detail)
+enum err km_epoch_read(const char *state_dir, uint32_t id, uint32_t *ret_epoch,
+                       struct err_detail *detail)
 {
     char path[PATH_BYTES], text[16];
-    TRY(epoch_path(state_dir, "", path, detail));
+    TRY(epoch_path(state_dir, id, "", path, detail));
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd < 0 && errno == ENOENT) {
         *ret_epoch = 0;
@@ -59,12 +63,13 @@ static enum err folder_sync(const char *folder, struct err_detail *detail)
     return ERR_OK;
 }
 
-enum err km_epoch_write(const char *state_dir, uint32_t epoch, struct err_detail *detail)
+enum err km_epoch_write(const char *state_dir, uint32_t id, uint32_t epoch,
+                        struct err_detail *detail)
 {
     char path[PATH_BYTES], fresh[PATH_BYTES], text[16];
     CHECK(epoch > 0 && epoch <= KM_EPOCH_MAX);
-    TRY(epoch_path(state_dir, "", path, detail));
-    TRY(epoch_path(state_dir, ".new", fresh, detail));
+    TRY(epoch_path(state_dir, id, "", path, detail));
+    TRY(epoch_path(state_dir, id, ".new", fresh, detail));
     int bytes = snprintf(text, sizeof(text), "%u\n", epoch);
     CHECK(bytes > 1 && (size_t)bytes < sizeof(text));
     if (unlink(fresh) != 0 && errno != ENOENT)

@@ -561,3 +561,12 @@ const struct km_map_stats *km_map_stats(const struct km_map *m)
     CHECK_OBJ(m, KM_MAP_MAGIC);
     return &m->stats;
 }
+
+uint32_t km_map_waiting(const struct km_map *m)
+{
+    CHECK_OBJ(m, KM_MAP_MAGIC);
+    uint32_t count = 0;
+    for (uint32_t i = m->lists[LIST_LRU].head; i != NONE; i = m->sessions[i].link[LIST_LRU].next)
+        count += m->sessions[i].dirty || m->sessions[i].queued || m->sessions[i].inflight;
+    return count;
+}

@@ -65,5 +65,6 @@ void km_map_redis_up(struct km_map *m, bool up);
 /* A few times a second: tries again what Redis refused. */
 void km_map_tick(struct km_map *m);
 const struct km_map_stats *km_map_stats(const struct km_map *m);
+uint32_t km_map_waiting(const struct km_map *m); /* sessions that Redis has not as they are now */
 
 #endif

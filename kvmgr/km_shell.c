@@ -23,6 +23,7 @@
 #include "lib/net/bus.h"
 #include "lib/net/loop.h"
 #include "lib/net/redis.h"
+#include "lib/net/role.h"
 #include "lib/net/status.h"
 #include "proto/wire.h"
 
@@ -326,7 +327,7 @@ static enum err epoch_choose(struct km_shell *s, uint32_t redis_epoch, struct er
                        "epochs are used up: %u on disk, %u in redis, %u in the arena",
                        s->epoch_local, redis_epoch, in_arena);
     s->epoch = epoch + 1;
-    return km_epoch_write(s->params->state_dir, s->epoch, detail);
+    return km_epoch_write(s->params->state_dir, s->params->id, s->epoch, detail);
 }
 
 static uint64_t unix_ms(void)
@@ -453,10 +454,10 @@ static enum err shell_open(struct km_shell *s, struct err_detail *detail)
     const struct km_params *p = s->params;
     TRY(block_hash_key_load(p->state_dir, &s->key, detail));
     if (p->arena_path[0] == '\0')
-        TRY(km_arena_default_path(p->cluster, p->run_dir, s->arena_path, detail));
+        TRY(km_arena_default_path(p->cluster, p->run_dir, p->id, s->arena_path, detail));
     else
         snprintf(s->arena_path, sizeof(s->arena_path), "%s", p->arena_path);
-    enum err e = km_epoch_read(p->state_dir, &s->epoch_local, detail);
+    enum err e = km_epoch_read(p->state_dir, p->id, &s->epoch_local, detail);
     if (e == ERR_CORRUPT)
         log_warn(KVMGR, "epoch file ignored", "reason=\"%s\"", detail->text);
     else if (e != ERR_OK)
@@ -484,7 +485,7 @@ enum err km_shell_create(struct loop *l, const struct km_params *params,
     arena_init(&s->wire_out, WIRE_BYTES, WIRE_BYTES_MAX);
     while (s->incarnation == 0) /* which means "unknown" elsewhere */
         rng_system(&s->incarnation, sizeof(s->incarnation));
-    snprintf(s->endpoint, sizeof(s->endpoint), "ipc://%s/kvmgr.sock", params->run_dir);
+    role_endpoint(params->run_dir, "kvmgr", params->id, s->endpoint, sizeof(s->endpoint));
     facts_read(s);
     enum err e = shell_open(s, detail);
     if (e != ERR_OK) {

@@ -64,6 +64,7 @@ struct km_shell {
     struct km_store_object objects[KM_SHELL_RESULTS];
     struct loop_timer *stop_timer; /* runs while what is cached is written before the end */
     bool stopping;
+    bool flushing; /* the operator wants what is cached written; the process goes on */
     struct hash128 model_fp;
     struct km_actions actions;
     uint64_t malformed, unsent, repaired;
@@ -78,6 +79,8 @@ void km_shell_state_show(struct km_shell *s);
 void km_shell_store_open(struct km_shell *s); /* with the arena; off loudly if it cannot be */
 void km_shell_store_close(struct km_shell *s);
 void km_shell_store_submit(struct km_shell *s, const struct km_action *action);
+
+void km_shell_flush(struct km_shell *s); /* what is cached goes to the tier, in the background */
 
 MUST_USE enum err km_shell_status_open(struct km_shell *s, struct err_detail *detail);
 

@@ -156,6 +156,23 @@ static void on_health(void *arg, struct str *out)
                                       : "off",
                    cache.tier_bytes, cache.tier_blocks, cache.tier_snapshots);
     json_write_string(out, s->store_text, strlen(s->store_text));
+    str_add_format(out, ",\"flushing\":%s,\"unwritten\":%u,\"maps_waiting\":%u",
+                   s->flushing ? "true" : "false", km_core_unwritten(s->core),
+                   s->map ? km_map_waiting(s->map) : 0);
+}
+
+/* Its part of draining a worker: others hold what it keeps, so it writes it down and serves on. */
+static enum err on_command(void *arg, const struct status_command *c, struct err_detail *detail)
+{
+    struct km_shell *s = arg;
+    CHECK_OBJ(s, KM_SHELL_MAGIC);
+    if (c->has_worker || strcmp(c->name, "drain") != 0)
+        return err_set(detail, ERR_NOT_FOUND,
+                       "%.16s: kvmgr only knows drain, which writes what "
+                       "is cached",
+                       c->name);
+    km_shell_flush(s);
+    return ERR_OK;
 }
 
 static void on_heartbeat(void *arg, void (*add)(void *add_arg, const char *name, const char *value),
@@ -216,6 +233,7 @@ enum err km_shell_status_open(struct km_shell *s, struct err_detail *detail)
         .refresh = on_refresh,
         .heartbeat = on_heartbeat,
         .heartbeat_key = s->heartbeat_key,
+        .command = on_command,
         .arg = s,
     };
     return status_create(s->loop, &status, &s->status, detail);

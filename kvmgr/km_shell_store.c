@@ -59,6 +59,22 @@ static void stop_go_on(struct km_shell *s)
         loop_stop(s->loop);
 }
 
+static void flush_go_on(struct km_shell *s)
+{
+    if (!s->flushing || s->stopping || km_core_cache(s->core).writes_waiting > 0)
+        return;
+    if (s->store && km_core_cache(s->core).tier_on && km_core_unwritten(s->core) > 0)
+        km_shell_step(s, (struct km_event){.type = KM_EVENT_FLUSH});
+    s->flushing = km_core_cache(s->core).writes_waiting > 0; /* else all that can be is written */
+}
+
+void km_shell_flush(struct km_shell *s)
+{
+    CHECK_OBJ(s, KM_SHELL_MAGIC);
+    s->flushing = s->core != NULL;
+    flush_go_on(s);
+}
+
 static void on_store(void *arg)
 {
     struct km_shell *s = arg;
@@ -86,6 +102,7 @@ static void on_store(void *arg)
     results_step(s, &results, &objects);
     if (polls == POLLS_A_WAKE) /* others have their turn first */
         loop_wake(s->store_waker);
+    flush_go_on(s);
     stop_go_on(s);
 }
 

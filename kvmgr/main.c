@@ -63,7 +63,7 @@ static int audit(const struct km_params *p)
     struct err_detail detail = {{0}};
     enum err e = ERR_OK;
     if (p->arena_path[0] == '\0')
-        e = km_arena_default_path(p->cluster, p->run_dir, path, &detail);
+        e = km_arena_default_path(p->cluster, p->run_dir, p->id, path, &detail);
     else
         snprintf(path, sizeof(path), "%s", p->arena_path);
     if (e == ERR_OK)

@@ -26,6 +26,7 @@
 #define MSG_DRAFT_IDS_MAX    16u
 #define MSG_TAPS_MAX         16u
 #define MSG_GRANTS_MAX       8u /* snapshot slots that a worker may write */
+#define MSG_GROUPS_MAX       16u
 
 enum msg_type { /* wire values: append only */
                 MSG_NONE = 0,
@@ -204,6 +205,12 @@ struct msg_worker_info { /* WorkerState: every 500 ms and on a change */
     uint64_t canary_hash;
     uint32_t drafter_state; /* 0 none, 1 up, 2 degraded (silent) */
     uint32_t kv_state;      /* 0 none, 1 attached, 2 silent */
+    uint32_t group;         /* = id of the kvmgr that keeps its blocks, < MSG_GROUPS_MAX */
+    /* Of that kvmgr and its arena, as its session maps are stamped; zeros = not attached.
+     * kv_model_fp stands for checkpoint and numerics: who has the same goes on with any stream. */
+    uint32_t kv_epoch;
+    uint64_t kv_incarnation;
+    struct hash128 kv_layout_fp, kv_model_fp;
 };
 
 struct msg_announce { /* gateway -> router every 500 ms: heartbeat */

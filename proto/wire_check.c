@@ -173,6 +173,7 @@ static enum err worker_check(const struct msg_worker_info *w, struct err_detail 
     AT_MOST("canary_output_count", w->canary_output_count, MSG_CANARY_IDS_MAX);
     AT_MOST("drafter_state", w->drafter_state, 2);
     AT_MOST("kv_state", w->kv_state, 2);
+    AT_MOST("group", w->group, MSG_GROUPS_MAX - 1);
     return ERR_OK;
 }
 

@@ -224,6 +224,11 @@ static const struct wire_field worker_rows[] = {
     WIRE_ROW_U64(canary_hash),
     WIRE_ROW_U32(drafter_state),
     WIRE_ROW_U32(kv_state),
+    WIRE_ROW_U32(group),
+    WIRE_ROW_U32(kv_epoch),
+    WIRE_ROW_U64(kv_incarnation),
+    WIRE_ROW_HASH(kv_layout_fp),
+    WIRE_ROW_HASH(kv_model_fp),
 };
 #undef M
 #undef P

@@ -51,7 +51,8 @@ static enum err readiness_check(struct rt_core *c, const struct msg_request *q)
     bool recent = c->ever_usable && c->now_us - c->usable_us <= c->options.no_worker_us_max;
     if (early || recent)
         return ERR_OK;
-    if (rt_table_fit(c->table, q->ids_count) == RT_FIT_DRAINED)
+    struct rt_need need = {.tokens = q->ids_count};
+    if (rt_table_fit(c->table, &need) == RT_FIT_DRAINED)
         return comes_back(q) ? ERR_OK : REFUSE(ERR_DRAINING, "the worker is drained");
     return c->ever_usable ? REFUSE(ERR_NO_WORKER, "no worker is ready")
                           : REFUSE(ERR_LOADING, "no worker has been ready yet");
@@ -150,10 +151,11 @@ static enum err group_room_check(struct rt_core *c, const struct msg_request *q)
 /* Streams that come back with tokens were admitted once and are only bounded by memory. */
 static enum err room_check(struct rt_core *c, const struct msg_request *q)
 {
+    struct rt_need need = {.tokens = q->ids_count};
     if (rt_store_free_tokens(c->store) < store_words(c, q))
         return REFUSE(ERR_BUSY, "token memory is full");
     if (comes_back(q) ||
-        (rt_queue_count(c->queue) == 0 && rt_table_pick(c->table, q->ids_count, c->now_us) != NULL))
+        (rt_queue_count(c->queue) == 0 && rt_table_pick(c->table, &need, c->now_us) != NULL))
         return ERR_OK;
     if (rt_queue_count(c->queue) >= c->options.queue_requests_max)
         return REFUSE(ERR_BUSY, "queue is full: %u requests wait", rt_queue_count(c->queue));
@@ -242,6 +244,7 @@ static void request_fill(struct rt_core *c, struct rt_request *r, const struct m
     r->delivered = r->output_count;
     r->lost_at = r->output_count;
     r->first_token = r->output_count > 0;
+    rt_affinity_name(r, q->ids);
     bool stored = rt_chain_append(c->store, &r->ids, q->ids, q->ids_count);
     if (stored && q->sampling.bias_count > 0) {
         STATIC_CHECK(sizeof(float) == sizeof(uint32_t));

@@ -17,6 +17,7 @@ struct rt_core *rt_core_create(const struct rt_options *options)
     c->store = rt_store_create(options->requests_max, options->store_tokens_max);
     c->queue = rt_queue_create(options->requests_max);
     c->table = rt_table_create(options->workers_max, options->gateways_max);
+    c->sessions = rt_sessions_create(options->sessions_max);
     c->scratch = mem_take_array(RT_SCRATCH_WORDS, sizeof(*c->scratch));
     rt_link_init(&c->pending);
     rt_link_init(&c->done);
@@ -29,6 +30,7 @@ void rt_core_destroy(struct rt_core **core_p)
     if (c == NULL)
         return;
     CHECK_OBJ(c, RT_CORE_MAGIC);
+    rt_sessions_destroy(&c->sessions);
     rt_table_destroy(&c->table);
     rt_queue_destroy(&c->queue);
     rt_store_destroy(&c->store);
@@ -214,12 +216,14 @@ static void broadcast(struct rt_core *c)
 {
     const char *reason;
     bool ready = rt_ready(c, &reason);
-    if (c->now_us - c->broadcast_us < RT_BROADCAST_US && ready == c->ready_sent)
+    if (c->now_us - c->broadcast_us < RT_BROADCAST_US && ready == c->ready_sent &&
+        c->context_max == c->context_sent)
         return;
     if (ready != c->ready_sent)
         rt_trace(c, ready ? RT_TRACE_INFO : RT_TRACE_WARN, ready ? "ready" : reason, NULL, NULL, 0);
     c->broadcast_us = c->now_us;
     c->ready_sent = ready;
+    c->context_sent = c->context_max; /* a larger worker came: gateways refuse by it */
     for (uint32_t i = 0; i < rt_table_gateways_max(c->table); i++) {
         const struct rt_gateway *g = rt_table_gateway_at(c->table, i);
         if (g != NULL && !g->lost)
@@ -257,6 +261,8 @@ static void on_worker_msg(struct rt_core *c, const struct rt_peer *peer, const s
         w->heard_us = c->now_us;
     if (m->type == MSG_ASSIGN_REPLY)
         rt_on_assign_reply(c, w, m);
+    else if (m->type == MSG_KV_ADOPT_REPLY)
+        rt_on_adopt_reply(c, w, m);
     else
         rt_on_tokens(c, w, m);
 }
@@ -282,6 +288,7 @@ static void on_msg(struct rt_core *c, const struct rt_peer *peer, const struct m
         break;
     case MSG_ASSIGN_REPLY:
     case MSG_TOKENS_EMITTED:
+    case MSG_KV_ADOPT_REPLY:
         on_worker_msg(c, peer, m);
         break;
     default:
@@ -370,6 +377,9 @@ void rt_core_step(struct rt_core *c, const struct rt_event *event, struct rt_act
         rt_trace(c, RT_TRACE_INFO, c->draining ? "draining" : "admitting again", NULL, NULL,
                  c->ledger.live);
         break;
+    case RT_EVENT_MAP:
+        rt_on_map(c, &event->u.map.id, event->u.map.map);
+        break;
     }
     work(c);
     audit(c);
@@ -385,6 +395,8 @@ void rt_core_info(struct rt_core *c, struct rt_info *ret_info)
     ret_info->store_tokens_free = rt_store_free_tokens(c->store);
     ret_info->tokens_per_s = c->rate.tokens_per_s;
     ret_info->draining = c->draining;
+    ret_info->groups = rt_table_groups(c->table, &ret_info->groups_ready);
+    ret_info->sessions = rt_sessions_count(c->sessions);
     for (uint32_t i = 0; i < rt_table_workers_max(c->table); i++) {
         const struct rt_worker *w = rt_table_worker_at(c->table, i);
         ret_info->workers += w != NULL;

@@ -27,12 +27,29 @@ struct rt_options {
     uint64_t canary_us;        /* period while idle */
     uint64_t canary_silence_us_max;
     uint64_t progress_us_max; /* requests run and nothing is computed: not ready */
+    uint32_t sessions_max;    /* conversations whose group is kept in mind */
+    uint64_t map_us_max;      /* a session map may take so long; 0 = none are asked for */
 };
 
 #define RT_WORKERS_MAX  16u
 #define RT_GATEWAYS_MAX 16u
 
+/* Placements by what was known of the conversation's group. */
+enum rt_affinity {
+    RT_HIT_SESSION, /* its session key */
+    RT_HIT_PREFIX,  /* the first tokens of its prompt */
+    RT_HIT_MAP,     /* the session map in Redis */
+    RT_MISS_NEW,    /* nothing */
+    RT_MISS_GONE,   /* its group is lost, drained or not well */
+    RT_MISS_FULL,   /* its group has no free sequence */
+    RT_MISS_LOAD,   /* computing it again elsewhere is the shorter wait */
+    RT_MISS_SMALL,  /* its group's context is too small by now */
+    RT_AFFINITY_COUNT
+};
+
 struct rt_stats {
+    uint64_t affinity[RT_AFFINITY_COUNT];
+    uint64_t maps_asked, maps_used, maps_stale, maps_late;
     uint64_t submits, resubmits, refused_busy, refused_context, refused_other;
     uint64_t assigned, resumed, requeued;
     uint64_t tokens_in, tokens_out, tokens_repeated, gaps, strays, unexpected;
@@ -46,6 +63,7 @@ struct rt_info {
     uint64_t store_tokens_free;
     double tokens_per_s;
     uint32_t workers, workers_lost, gateways;
+    uint32_t groups, groups_ready, sessions;
     bool draining;
 };
 

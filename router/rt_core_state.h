@@ -9,6 +9,7 @@
 #include "router/rt_core.h"
 #include "router/rt_queue.h"
 #include "router/rt_rate.h"
+#include "router/rt_session.h"
 #include "router/rt_store.h"
 #include "router/rt_table.h"
 
@@ -30,6 +31,7 @@
 #define RT_REFUSED_US     100000u   /* no assignment to a worker that has just refused one */
 #define RT_FORGET_US      60000000u /* lost workers leave the table */
 #define RT_IDLE_REPORTS   4u
+#define RT_DRAIN_IDLE_US  500000u /* a draining worker without work this long has no next turns */
 
 struct rt_core {
     uint32_t magic;
@@ -38,6 +40,7 @@ struct rt_core {
     struct rt_store *store;
     struct rt_queue *queue;
     struct rt_table *table;
+    struct rt_sessions *sessions;
     struct rt_rate rate;
     struct rng rng;
     uint64_t incarnation, start_us, now_us, unix_us;
@@ -53,6 +56,7 @@ struct rt_core {
     uint32_t context_max; /* of the workers usable then */
     uint64_t broadcast_us, scan_us;
     bool ready_sent;
+    uint32_t context_sent;
     bool draining;   /* nothing new is admitted; streams that come back are */
     char text[256];  /* of a refusal */
     char reason[64]; /* why no worker is ready, where it names one */
@@ -96,6 +100,18 @@ void rt_on_drain(struct rt_core *c, const struct msg *m);
 void rt_on_unsent_assign(struct rt_core *c, const struct rt_peer *peer, const struct msg_id *id);
 void rt_workers_tick(struct rt_core *c);
 void rt_place(struct rt_core *c);
+
+/* rt_affinity.c: where conversations live */
+void rt_affinity_name(struct rt_request *r, const uint32_t *ids);
+struct rt_need rt_request_need(const struct rt_request *r);
+/* The worker that shall have a waiting request now, and why that one; NULL = none, or not yet: it
+ * may have asked for its session map. */
+struct rt_worker *rt_affinity_choose(struct rt_core *c, struct rt_request *r,
+                                     enum rt_affinity *ret_why);
+void rt_affinity_placed(struct rt_core *c, struct rt_request *r, const struct rt_worker *w);
+void rt_affinity_finished(struct rt_core *c, const struct rt_request *r);
+void rt_on_map(struct rt_core *c, const struct msg_id *id, const struct rt_map *map);
+void rt_on_adopt_reply(struct rt_core *c, const struct rt_worker *w, const struct msg *m);
 
 /* rt_stream.c: what workers answer */
 void rt_on_assign_reply(struct rt_core *c, struct rt_worker *w, const struct msg *m);

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "proto/msg.h"
+#include "router/rt_map.h"
 
 #define RT_PEER_BYTES_MAX 32u
 #define RT_ACTIONS_MAX    256u
@@ -26,6 +27,7 @@ enum rt_event_type {
     RT_EVENT_UNSENT, /* an action of the last steps could not be handed to the peer */
     RT_EVENT_TICK,   /* every 50 ms, and while `more` */
     RT_EVENT_DRAIN,  /* the operator: no new requests from now on, or again */
+    RT_EVENT_MAP,    /* the answer to RT_LOOK_UP, exactly one */
 };
 
 struct rt_event {
@@ -43,6 +45,10 @@ struct rt_event {
         } msg;
         bool drain;
         struct {
+            struct msg_id id;
+            const struct rt_map *map; /* NULL: none, or not to be had */
+        } map;
+        struct {
             struct rt_peer peer;
             enum msg_type type;
             struct msg_id id;
@@ -51,7 +57,12 @@ struct rt_event {
     } u;
 };
 
-enum rt_action_type { RT_SEND, RT_TRACE, RT_OBSERVE };
+enum rt_action_type {
+    RT_SEND,
+    RT_TRACE,
+    RT_OBSERVE,
+    RT_LOOK_UP, /* the session map of a key under a salt; RT_EVENT_MAP within map_us_max */
+};
 enum rt_trace_level { RT_TRACE_DEBUG, RT_TRACE_INFO, RT_TRACE_WARN };
 enum rt_observe { RT_OBSERVE_QUEUE_US, RT_OBSERVE_PROMPT_TOKENS, RT_OBSERVE_OUTPUT_TOKENS };
 
@@ -71,6 +82,10 @@ struct rt_action {
             struct msg msg;
         } send;
         struct rt_trace trace;
+        struct {
+            struct msg_id id;
+            const char *session_key, *cache_salt;
+        } look_up;
         struct {
             enum rt_observe what;
             double value;

@@ -78,6 +78,29 @@ static void reported(struct rt_core *c, struct rt_worker *w, const struct msg_wo
         rt_worker_progress(w, c->now_us);
 }
 
+static void drain_send(struct rt_core *c, struct rt_worker *w)
+{
+    struct msg *d = rt_send(c, &w->peer, MSG_WORKER_DRAIN, &(struct msg_id){{0}});
+    CHECK(w->drain);
+    d->u.drain.deadline_unix_us = w->drain_deadline_unix_us;
+    w->drain_told = true;
+    w->drain_sent_us = c->now_us;
+}
+
+/* Next turns follow at once or not soon: one that stands still has none to wait for. */
+static void drain_tick(struct rt_core *c, struct rt_worker *w)
+{
+    if (!w->drain || w->drain_told)
+        return;
+    if (w->request_count > 0)
+        w->idle_since_us = 0;
+    else if (w->idle_since_us == 0)
+        w->idle_since_us = c->now_us;
+    bool idle = w->idle_since_us != 0 && c->now_us - w->idle_since_us >= RT_DRAIN_IDLE_US;
+    if (idle || c->now_us >= w->resident_until_us)
+        drain_send(c, w);
+}
+
 void rt_on_worker_state(struct rt_core *c, const struct rt_peer *peer, const struct msg *m)
 {
     const struct msg_worker_info *info = &m->u.worker;
@@ -95,7 +118,7 @@ void rt_on_worker_state(struct rt_core *c, const struct rt_peer *peer, const str
     } else if (w->info.incarnation != info->incarnation) {
         rt_trace(c, RT_TRACE_INFO, "worker restarted", peer, NULL, w->request_count);
         worker_lose(c, w);
-        w->drain = false;
+        w->drain = w->drain_told = false;
         w->busy_until_us = 0;
         rt_state_send(c, peer);
     } else if (w->lost) {
@@ -113,12 +136,9 @@ void rt_on_worker_state(struct rt_core *c, const struct rt_peer *peer, const str
     w->heard_us = c->now_us;
     rt_worker_info_set(w, info);
     reconcile(c, w);
-    if (w->drain && info->state == MSG_WORKER_READY &&
-        c->now_us - w->drain_sent_us > 2 * RT_BROADCAST_US) {
-        struct msg *d = rt_send(c, peer, MSG_WORKER_DRAIN, &(struct msg_id){{0}});
-        d->u.drain.deadline_unix_us = w->drain_deadline_unix_us;
-        w->drain_sent_us = c->now_us;
-    }
+    if (w->drain_told && info->state == MSG_WORKER_READY &&
+        c->now_us - w->drain_sent_us > 2 * RT_BROADCAST_US)
+        drain_send(c, w);
 }
 
 void rt_on_drain(struct rt_core *c, const struct msg *m)
@@ -133,13 +153,18 @@ void rt_on_drain(struct rt_core *c, const struct msg *m)
     bool drain = m->type == MSG_WORKER_DRAIN;
     CHECK(drain || m->type == MSG_WORKER_RESUME);
     rt_trace(c, RT_TRACE_INFO, drain ? "worker drain" : "worker resume", &w->peer, NULL, worker_id);
-    struct msg *d = rt_send(c, &w->peer, m->type, &m->id);
     w->drain = drain;
-    if (drain) {
-        d->u.drain.deadline_unix_us = m->u.drain.deadline_unix_us;
-        w->drain_deadline_unix_us = m->u.drain.deadline_unix_us;
-        w->drain_sent_us = c->now_us;
+    w->drain_told = false;
+    w->idle_since_us = 0;
+    if (!drain) {
+        rt_send(c, &w->peer, MSG_WORKER_RESUME, &m->id);
+        return;
     }
+    uint64_t deadline_us = m->u.drain.deadline_unix_us;
+    w->drain_deadline_unix_us = deadline_us;
+    w->resident_until_us =
+        c->now_us + (deadline_us > c->unix_us ? (deadline_us - c->unix_us) / 2 : 0);
+    drain_tick(c, w);
 }
 
 static void canary_send(struct rt_core *c, struct rt_worker *w)
@@ -198,9 +223,9 @@ static void stalled_move(struct rt_core *c, struct rt_worker *w)
     for (uint32_t i = 0; i < count; i++) {
         struct rt_request *r = rt_link_item(next, struct rt_request, place);
         next = next->next;
+        struct rt_need need = rt_request_need(r);
         CHECK(r->worker == w);
-        if (r->state != RT_RUNNING || r->unstored ||
-            rt_table_fit(c->table, r->ids.count) != RT_FIT_USABLE)
+        if (r->state != RT_RUNNING || r->unstored || rt_table_fit(c->table, &need) != RT_FIT_USABLE)
             continue;
         rt_trace(c, RT_TRACE_INFO, "moved away from a standstill", &w->peer, &r->id,
                  r->output_count);
@@ -225,6 +250,7 @@ void rt_workers_tick(struct rt_core *c)
             continue;
         }
         if (!w->lost) {
+            drain_tick(c, w);
             stall_tick(c, w);
             if (w->stalled)
                 stalled_move(c, w);
@@ -258,19 +284,36 @@ void rt_on_unsent_assign(struct rt_core *c, const struct rt_peer *peer, const st
     rt_request_requeue(c, r, false);
 }
 
+struct choice {
+    struct rt_core *core;
+    struct rt_worker *worker;
+    enum rt_affinity why;
+};
+
+static bool may_go(void *arg, struct rt_request *r)
+{
+    struct choice *ch = arg;
+    ch->worker = rt_affinity_choose(ch->core, r, &ch->why);
+    return ch->worker != NULL;
+}
+
 void rt_place(struct rt_core *c)
 {
+    struct choice ch = {.core = c};
     while (rt_queue_count(c->queue) > 0) {
-        /* One that waits for a larger worker holds up nobody whom a smaller one could take. */
-        uint32_t context_max = rt_table_context_free(c->table, c->now_us);
-        struct rt_request *r = context_max > 0 ? rt_queue_first(c->queue, context_max - 1) : NULL;
-        if (r == NULL)
-            return;
         if (!rt_room(c)) {
             c->actions->more = true;
             return;
         }
-        struct rt_worker *w = rt_table_pick(c->table, r->ids.count, c->now_us);
+        /* One that waits for a larger worker, for its own group or for its session map holds up
+         * nobody whom a free one could take. */
+        uint32_t context_max = rt_table_context_free(c->table, c->now_us);
+        if (context_max == 0)
+            return;
+        struct rt_request *r = rt_queue_first(c->queue, context_max - 1, may_go, &ch);
+        if (r == NULL)
+            return;
+        struct rt_worker *w = ch.worker;
         CHECK(w != NULL);
         CHECK(r->state == RT_WAITING && !r->unstored && r->gateway != NULL);
         rt_queue_serve(c->queue, r);
@@ -294,7 +337,9 @@ void rt_place(struct rt_core *c)
         if (first)
             rt_observe(c, RT_OBSERVE_QUEUE_US, (double)r->queue_us);
         r->attempt++;
-        CHECK(w->request_count <= w->info.seqs_max && rt_worker_usable(w));
+        CHECK(w->request_count <= w->info.seqs_max && rt_worker_open(w, c->now_us));
+        rt_affinity_placed(c, r, w);
+        c->stats.affinity[ch.why]++;
         c->stats.assigned++;
         if (r->resumed > 0)
             c->stats.resumed++;

@@ -124,17 +124,22 @@ void rt_queue_push_front(struct rt_queue *q, struct rt_request *r)
     counted(q, r);
 }
 
-struct rt_request *rt_queue_first(const struct rt_queue *q, uint32_t tokens_max)
+struct rt_request *rt_queue_first(const struct rt_queue *q, uint32_t tokens_max,
+                                  bool (*may)(void *arg, struct rt_request *r), void *arg)
 {
     CHECK_OBJ(q, QUEUE_MAGIC);
-    for (struct rt_link *l = q->front.next; l != &q->front; l = l->next)
-        if (request_of(l)->ids.count <= tokens_max)
-            return request_of(l);
+    for (struct rt_link *l = q->front.next; l != &q->front; l = l->next) {
+        struct rt_request *r = request_of(l);
+        if (r->ids.count <= tokens_max && (may == NULL || may(arg, r)))
+            return r;
+    }
     for (struct rt_link *f = q->flows.next; f != &q->flows; f = f->next) {
         const struct rt_link *head = &flow_of(f)->requests;
-        for (struct rt_link *l = head->next; l != head; l = l->next)
-            if (request_of(l)->ids.count <= tokens_max)
-                return request_of(l);
+        for (struct rt_link *l = head->next; l != head; l = l->next) {
+            struct rt_request *r = request_of(l);
+            if (r->ids.count <= tokens_max && (may == NULL || may(arg, r)))
+                return r;
+        }
     }
     return NULL;
 }

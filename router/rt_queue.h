@@ -8,6 +8,7 @@
 #ifndef ROUTER_RT_QUEUE_H
 #define ROUTER_RT_QUEUE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct rt_queue;
@@ -18,8 +19,10 @@ void rt_queue_destroy(struct rt_queue **queue_p);
 
 void rt_queue_push(struct rt_queue *q, struct rt_request *r);
 void rt_queue_push_front(struct rt_queue *q, struct rt_request *r);
-/* The first in the order of service with at most tokens_max ids; NULL = none.  Walks the queue. */
-struct rt_request *rt_queue_first(const struct rt_queue *q, uint32_t tokens_max);
+/* The first in the order of service with at most tokens_max ids that `may` be served now; NULL =
+ * none.  Walks the queue.  may = NULL: any. */
+struct rt_request *rt_queue_first(const struct rt_queue *q, uint32_t tokens_max,
+                                  bool (*may)(void *arg, struct rt_request *r), void *arg);
 /* Takes out the one that is served now: its client's turn is over. */
 void rt_queue_serve(struct rt_queue *q, struct rt_request *r);
 /* Takes out any; nobody's turn changes. */

@@ -119,6 +119,8 @@ void rt_request_finish(struct rt_core *c, struct rt_request *r, enum msg_finish 
 {
     CHECK(r->state != RT_DONE && r->state != RT_FREE);
     CHECK((finish == MSG_FINISH_FAILED) == (code != ERR_OK));
+    if (finish == MSG_FINISH_STOP || finish == MSG_FINISH_LENGTH)
+        rt_affinity_finished(c, r);
     leave(c, r);
     r->state = RT_DONE;
     r->done_us = c->now_us;
@@ -313,7 +315,8 @@ static void waiting_tick(struct rt_core *c, struct rt_request *r)
         rt_request_finish(c, r, MSG_FINISH_FAILED, ERR_TIMEOUT, NULL);
         return;
     }
-    enum rt_fit fit = rt_table_fit(c->table, r->ids.count);
+    struct rt_need need = rt_request_need(r);
+    enum rt_fit fit = rt_table_fit(c->table, &need);
     if (fit == RT_FIT_NEVER) {
         rt_request_finish(c, r, MSG_FINISH_FAILED, ERR_CONTEXT, NULL);
         return;

@@ -18,6 +18,7 @@
 #include "lib/net/status.h"
 #include "proto/wire.h"
 #include "router/rt_core.h"
+#include "router/rt_look.h"
 #include "router/rt_params.h"
 #include "router/rt_shell_status.h"
 #include "router/rt_table.h"
@@ -27,7 +28,7 @@
 #define QUEUE_MAX      65536u
 #define WIRE_BYTES     (256u << 10)
 #define WIRE_BYTES_MAX (64u << 20)
-#define UNSENT_MAX     1024u
+#define LATER_MAX      1024u
 
 STATIC_CHECK(RT_PEER_BYTES_MAX == BUS_PEER_BYTES_MAX);
 STATIC_CHECK(WIRE_FRAMES_MAX <= BUS_FRAMES_MAX);
@@ -45,12 +46,14 @@ struct rt_shell {
     struct arena wire_out; /* one message */
     struct rt_core *core;
     struct rt_actions *actions;
-    /* Sends that failed while actions were carried out; each becomes an event afterwards. */
-    uint32_t unsent_count;
-    struct rt_event unsent[UNSENT_MAX];
+    /* What failed while actions were carried out; each becomes an event afterwards. */
+    uint32_t later_count;
+    struct rt_event later[LATER_MAX];
+    struct rt_look *look;        /* NULL: without Redis */
+    struct loop_timer *look_end; /* the core looks at questions that nobody answered */
     uint64_t malformed;
+    bool closing;
     char endpoint[PARAM_STR_BYTES + 32];
-    char redis_address[PARAM_STR_BYTES + 32];
 };
 
 static void peer_text(const struct rt_peer *peer, char ret_text[2 * RT_PEER_BYTES_MAX + 1])
@@ -86,9 +89,9 @@ static void trace(const struct rt_trace *t)
 static void send_failed(struct rt_shell *s, const struct rt_peer *peer, const struct msg *m)
 {
     bool matters = m->type == MSG_TOKENS_EMITTED || m->type == MSG_WORKER_ASSIGN;
-    if (!matters || s->unsent_count == UNSENT_MAX)
+    if (!matters || s->later_count == LATER_MAX)
         return; /* timers of the core make up for it */
-    struct rt_event *e = &s->unsent[s->unsent_count++];
+    struct rt_event *e = &s->later[s->later_count++];
     memset(e, 0, sizeof(*e));
     e->type = RT_EVENT_UNSENT;
     e->u.unsent.peer = *peer;
@@ -121,6 +124,20 @@ static void send(struct rt_shell *s, const struct rt_peer *peer, const struct ms
     send_failed(s, peer, m);
 }
 
+static void look_up(struct rt_shell *s, const struct rt_action *a)
+{
+    loop_timer_start(s->look_end, s->params->map_ms_max * 1000ull + 1000, false);
+    if (s->look != NULL && rt_look_ask(s->look, &a->u.look_up.id, a->u.look_up.session_key,
+                                       a->u.look_up.cache_salt) == ERR_OK)
+        return;
+    if (s->later_count < LATER_MAX) {
+        struct rt_event *e = &s->later[s->later_count++];
+        memset(e, 0, sizeof(*e));
+        e->type = RT_EVENT_MAP;
+        e->u.map.id = a->u.look_up.id;
+    }
+}
+
 static void actions_run(struct rt_shell *s)
 {
     for (uint32_t i = 0; i < s->actions->count; i++) {
@@ -135,6 +152,9 @@ static void actions_run(struct rt_shell *s)
         case RT_OBSERVE:
             rt_shell_status_observe(s->status, a->u.observe.what, a->u.observe.value);
             break;
+        case RT_LOOK_UP:
+            look_up(s, a);
+            break;
         }
     }
 }
@@ -147,10 +167,10 @@ static void step(struct rt_shell *s, struct rt_event *e)
     actions_run(s);
     /* Every round hands over up to RT_ACTIONS_MAX actions: the work that is left shrinks.  Failed
      * sends wait in the core for its next tick, so they cannot keep this loop going. */
-    while (s->actions->more || s->unsent_count > 0) {
+    while (s->actions->more || s->later_count > 0) {
         struct rt_event next = {.type = RT_EVENT_TICK};
-        if (s->unsent_count > 0)
-            next = s->unsent[--s->unsent_count];
+        if (s->later_count > 0)
+            next = s->later[--s->later_count];
         next.now_us = loop_now_us(s->loop);
         next.unix_us = e->unix_us;
         rt_core_step(s->core, &next, s->actions);
@@ -185,6 +205,23 @@ static void on_message(void *arg, const struct bus_peer *from, const struct bus_
     step(s, &event);
 }
 
+static void on_map(void *arg, const struct msg_id *id, const struct rt_map *map)
+{
+    struct rt_shell *s = arg;
+    CHECK_OBJ(s, SHELL_MAGIC);
+    struct rt_event event = {.type = RT_EVENT_MAP, .u.map = {.id = *id, .map = map}};
+    if (!s->closing)
+        step(s, &event);
+}
+
+static void on_look_end(void *arg)
+{
+    struct rt_shell *s = arg;
+    CHECK_OBJ(s, SHELL_MAGIC);
+    struct rt_event event = {.type = RT_EVENT_TICK};
+    step(s, &event);
+}
+
 static void on_tick(void *arg)
 {
     struct rt_shell *s = arg;
@@ -192,6 +229,31 @@ static void on_tick(void *arg)
     struct rt_event event = {.type = RT_EVENT_TICK};
     step(s, &event);
     rt_shell_status_tick(s->status, s->malformed);
+}
+
+/* drain:<worker> in Redis, for who looks there: since when, until when, what runs. */
+static void drain_tell(struct rt_shell *s, bool drain, const struct status_command *c,
+                       uint32_t running)
+{
+    char key[160], since[24], deadline[24], left[16];
+    uint64_t now_ms = clock_unix_us() / 1000;
+    if (s->redis == NULL)
+        return;
+    snprintf(key, sizeof(key), "tandem:{%.64s}:drain:%" PRIu64, s->params->cluster, c->worker);
+    snprintf(since, sizeof(since), "%" PRIu64, now_ms);
+    snprintf(deadline, sizeof(deadline), "%" PRIu64,
+             c->deadline_ms > 0 ? now_ms + c->deadline_ms : 0);
+    snprintf(left, sizeof(left), "%u", running);
+    const char *const set[] = {"HSET",          key,   "by",       "operator",
+                               "since",         since, "deadline", deadline,
+                               "sessions_left", left,  "target",   ""};
+    const char *const expire[] = {"EXPIRE", key, "3600"}, *const gone[] = {"DEL", key};
+    enum err e = drain ? redis_command(s->redis, NULL, NULL, ARRAY_COUNT(set), set, NULL)
+                       : redis_command(s->redis, NULL, NULL, ARRAY_COUNT(gone), gone, NULL);
+    if (e == ERR_OK && drain)
+        e = redis_command(s->redis, NULL, NULL, ARRAY_COUNT(expire), expire, NULL);
+    if (e != ERR_OK)
+        log_debug(ROUTER, "drain not told to redis", "code=%s", err_name(e));
 }
 
 /* Of the router itself, or with worker=N of that worker. */
@@ -206,9 +268,11 @@ static enum err on_command(void *arg, const struct status_command *c, struct err
         return ERR_OK;
     }
     bool known = false;
+    uint32_t running = 0;
     for (uint32_t i = 0; i < RT_WORKERS_MAX && !known; i++) {
         const struct rt_worker *w = rt_core_worker(s->core, i);
         known = w != NULL && w->info.worker_id == c->worker;
+        running = known ? w->request_count : 0;
     }
     if (!known)
         return err_set(detail, ERR_NOT_FOUND, "worker: no worker %" PRIu64 " is known", c->worker);
@@ -219,6 +283,7 @@ static enum err on_command(void *arg, const struct status_command *c, struct err
         m.u.drain.deadline_unix_us = clock_unix_us() + c->deadline_ms * 1000u;
     struct rt_event event = {.type = RT_EVENT_MSG, .u.msg = {.peer = &operator_peer, .msg = &m}};
     step(s, &event);
+    drain_tell(s, drain, c, running);
     return ERR_OK;
 }
 
@@ -238,24 +303,24 @@ static struct rt_core *core_create(const struct rt_params *p)
         .canary_us = p->canary_ms * 1000ull,
         .canary_silence_us_max = p->canary_silence_ms * 1000ull,
         .progress_us_max = p->progress_ms_max * 1000ull,
+        .sessions_max = p->sessions_max,
+        .map_us_max = strcmp(p->redis, "off") == 0 ? 0 : p->map_ms_max * 1000ull,
     };
     return rt_core_create(&o);
 }
 
-static struct redis *redis_open(struct rt_shell *s)
+static enum err redis_open(struct rt_shell *s, struct err_detail *detail)
 {
-    struct redis_options o = {.address = ""};
+    struct redis_options redis = {0};
+    struct rt_look_options look = {.cluster = s->params->cluster, .fn = on_map, .arg = s};
     if (strcmp(s->params->redis, "off") == 0)
-        return NULL;
-    int bytes =
-        s->params->redis[0] != '\0'
-            ? snprintf(o.address, sizeof(o.address), "%s", s->params->redis)
-            : snprintf(o.address, sizeof(o.address), "unix:%s/redis.sock", s->params->run_dir);
-    if (bytes < 0 || (size_t)bytes >= sizeof(o.address)) {
-        log_error(ROUTER, "redis address too long, going on without", "");
-        return NULL;
-    }
-    return redis_create(s->loop, &o);
+        return ERR_OK;
+    TRY(block_hash_key_load(s->params->state_dir, &look.key, detail));
+    redis_address(s->params->redis, s->params->run_dir, &redis);
+    s->redis = redis_create(s->loop, &redis);
+    look.redis = s->redis;
+    s->look = rt_look_create(&look);
+    return ERR_OK;
 }
 
 static void start(struct rt_shell *s, uint64_t incarnation)
@@ -280,17 +345,21 @@ enum err rt_shell_create(struct loop *l, const struct rt_params *params,
     arena_init(&s->wire_out, WIRE_BYTES, WIRE_BYTES_MAX);
     s->actions = mem_take(sizeof(*s->actions));
     s->core = core_create(params);
-    s->redis = redis_open(s);
     s->tick = loop_timer_create(l, on_tick, s);
+    s->look_end = loop_timer_create(l, on_look_end, s);
     s->bus = bus_create(l);
+    enum err e = redis_open(s, detail);
+    if (e != ERR_OK)
+        goto out;
     struct rt_shell_status_options o = {.loop = l,
                                         .params = params,
                                         .core = s->core,
                                         .redis = s->redis,
+                                        .look = s->look,
                                         .incarnation = incarnation,
                                         .command = on_command,
                                         .arg = s};
-    enum err e = rt_shell_status_create(&o, &s->status, detail);
+    e = rt_shell_status_create(&o, &s->status, detail);
     if (e != ERR_OK)
         goto out;
     int bytes = snprintf(s->endpoint, sizeof(s->endpoint), "ipc://%s/router.sock", params->run_dir);
@@ -312,13 +381,16 @@ void rt_shell_destroy(struct rt_shell **shell_p)
     if (s == NULL)
         return;
     CHECK_OBJ(s, SHELL_MAGIC);
+    s->closing = true;
     loop_timer_destroy(&s->tick);
+    loop_timer_destroy(&s->look_end);
     if (s->socket != NULL)
         bus_socket_destroy(&s->socket);
     bus_destroy(&s->bus);
     rt_shell_status_destroy(&s->status);
     if (s->redis != NULL)
         redis_destroy(&s->redis);
+    rt_look_destroy(&s->look);
     rt_core_destroy(&s->core);
     mem_give(s->actions);
     arena_fini(&s->wire_in);

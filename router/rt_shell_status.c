@@ -10,12 +10,15 @@
 #include "lib/base/mem.h"
 #include "lib/base/metrics.h"
 #include "lib/base/str.h"
+#include "lib/net/redis.h"
 #include "lib/net/status.h"
 #include "router/rt_core.h"
+#include "router/rt_look.h"
 #include "router/rt_params.h"
 #include "router/rt_table.h"
 
-#define STATUS_MAGIC 0x52545353u
+#define STATUS_MAGIC     0x52545353u
+#define REDIS_DOWN_TICKS 20u /* a second: after that the state says so */
 
 enum rt_metric {
 #define COUNTER(ident, name, labels, help)            RT_METRIC_##ident,
@@ -43,6 +46,9 @@ struct rt_shell_status {
     uint32_t magic;
     struct rt_core *core;
     struct status *status;
+    struct redis *redis;  /* NULL = off */
+    struct rt_look *look; /* NULL without redis */
+    uint32_t redis_down_ticks;
     uint64_t malformed;
     enum err (*command)(void *arg, const struct status_command *c, struct err_detail *detail);
     void *command_arg;
@@ -79,6 +85,30 @@ static void refresh_stats(struct rt_shell_status *s, const struct rt_stats *t)
     set(s, RT_METRIC_canaries_failed, (double)t->canaries_failed);
 }
 
+static void refresh_affinity(struct rt_shell_status *s, const struct rt_info *info)
+{
+    static const enum rt_metric rows[RT_AFFINITY_COUNT] = {
+        [RT_HIT_SESSION] = RT_METRIC_hit_session, [RT_HIT_PREFIX] = RT_METRIC_hit_prefix,
+        [RT_HIT_MAP] = RT_METRIC_hit_map,         [RT_MISS_NEW] = RT_METRIC_miss_new,
+        [RT_MISS_GONE] = RT_METRIC_miss_gone,     [RT_MISS_FULL] = RT_METRIC_miss_full,
+        [RT_MISS_LOAD] = RT_METRIC_miss_load,     [RT_MISS_SMALL] = RT_METRIC_miss_small,
+    };
+    for (uint32_t i = 0; i < RT_AFFINITY_COUNT; i++)
+        set(s, rows[i], (double)info->stats.affinity[i]);
+    set(s, RT_METRIC_groups_ready, info->groups_ready);
+    set(s, RT_METRIC_groups_other, info->groups - info->groups_ready);
+    set(s, RT_METRIC_sessions, info->sessions);
+    set(s, RT_METRIC_maps_used, (double)info->stats.maps_used);
+    set(s, RT_METRIC_maps_stale, (double)info->stats.maps_stale);
+    set(s, RT_METRIC_maps_late, (double)info->stats.maps_late);
+    if (s->look == NULL)
+        return;
+    const struct rt_look_stats *l = rt_look_stats(s->look);
+    set(s, RT_METRIC_maps_absent, (double)l->absent);
+    set(s, RT_METRIC_maps_corrupt, (double)l->corrupt);
+    set(s, RT_METRIC_maps_failed, (double)l->failed);
+}
+
 static void refresh(void *arg)
 {
     struct rt_shell_status *s = arg;
@@ -102,6 +132,7 @@ static void refresh(void *arg)
     set(s, RT_METRIC_live, (double)r->ledger.live);
     set(s, RT_METRIC_malformed, (double)s->malformed);
     refresh_stats(s, &info.stats);
+    refresh_affinity(s, &info);
 }
 
 static const char *worker_state(const struct rt_worker *w)
@@ -128,12 +159,12 @@ static void extra_worker(struct str *out, const struct rt_worker *w)
                       utf8_valid_prefix(w->peer.bytes, w->peer.count));
     str_add_format(
         out,
-        ",\"id\":%u,\"incarnation\":\"%016" PRIx64 "\",\"state\":\"%s\","
+        ",\"id\":%u,\"group\":%u,\"incarnation\":\"%016" PRIx64 "\",\"state\":\"%s\","
         "\"canary\":\"%s\",\"usable\":%s,\"draining\":%s,\"stalled\":%s,\"step_age_ms\":%" PRIu64
         ",\"running\":%u,\"seqs_max\":%u,"
         "\"tokens_queued\":%" PRIu64 ",\"blocks_free\":%u,\"blocks_total\":%u,"
         "\"context_max\":%u,\"quantization\":",
-        w->info.worker_id, w->info.incarnation, worker_state(w), canary_state(w),
+        w->info.worker_id, w->info.group, w->info.incarnation, worker_state(w), canary_state(w),
         rt_worker_usable(w) ? "true" : "false", w->drain ? "true" : "false",
         w->stalled ? "true" : "false", w->info.step_age_us / 1000, w->request_count,
         w->info.seqs_max, w->info.tokens_queued, w->info.blocks_free, w->info.blocks_total,
@@ -160,6 +191,13 @@ static void extra(void *arg, struct str *out)
                    ",\"failed\":%" PRIu64 ",\"cancelled\":%" PRIu64 ",\"live\":%" PRIu64 "}",
                    r->waiting, r->tokens_waiting, r->running, info.gateways, l->accepted,
                    l->finished, l->failed, l->cancelled, l->live);
+    uint64_t hits = 0, misses = 0;
+    for (uint32_t i = 0; i < RT_AFFINITY_COUNT; i++)
+        *(i < RT_MISS_NEW ? &hits : &misses) += info.stats.affinity[i];
+    str_add_format(out,
+                   ",\"groups\":%u,\"groups_ready\":%u,\"sessions\":%u,\"affinity_hits\":%" PRIu64
+                   ",\"affinity_misses\":%" PRIu64,
+                   info.groups, info.groups_ready, info.sessions, hits, misses);
     str_add_text(out, ",\"workers\":[");
     bool first = true;
     for (uint32_t i = 0; i < RT_WORKERS_MAX; i++) {
@@ -215,6 +253,8 @@ enum err rt_shell_status_create(const struct rt_shell_status_options *options,
     struct rt_shell_status *s = mem_take(sizeof(*s));
     s->magic = STATUS_MAGIC;
     s->core = options->core;
+    s->redis = options->redis;
+    s->look = options->look;
     s->command = options->command;
     s->command_arg = options->arg;
     struct status_options o = {
@@ -279,9 +319,13 @@ void rt_shell_status_tick(struct rt_shell_status *s, uint64_t malformed)
     struct rt_info info;
     s->malformed = malformed;
     rt_core_info(s->core, &info);
+    if (s->redis == NULL || redis_up(s->redis))
+        s->redis_down_ticks = 0;
+    else if (s->redis_down_ticks < REDIS_DOWN_TICKS)
+        s->redis_down_ticks++;
     if (info.draining)
         status_set_state(s->status, "draining");
-    else if (info.router.ready)
+    else if (info.router.ready && s->redis_down_ticks < REDIS_DOWN_TICKS)
         status_set_state(s->status, "ready");
     else
         status_set_state(s->status, info.workers == 0 ? "starting" : "degraded");

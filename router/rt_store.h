@@ -14,6 +14,7 @@
 #include "router/rt_list.h"
 
 #define RT_PAGE_TOKENS 128u
+#define RT_FRONTS_MAX  15u /* RT_PAGE_TOKENS << 14 = MSG_IDS_MAX */
 #define RT_PAGE_NONE   UINT32_MAX
 
 struct rt_worker;
@@ -33,6 +34,14 @@ enum rt_state {
     RT_RUNNING,    /* assigned to a worker */
     RT_CANCELLING, /* the worker was told to end it; its slot stays taken until it says so */
     RT_DONE,       /* counted; what the gateway lacks is still to be delivered */
+};
+
+/* How a waiting request without a known group asks for its session map. */
+enum rt_looking {
+    RT_LOOK_NONE = 0, /* not asked */
+    RT_LOOK_REDIS,    /* for the map */
+    RT_LOOK_POOL,     /* the group that it names, what of it is there */
+    RT_LOOK_DONE,
 };
 
 struct rt_text {
@@ -80,6 +89,18 @@ struct rt_request {
     uint64_t deadline_us; /* monotonic; 0 = none */
     uint64_t fit_us;      /* when some usable worker was large enough last */
     bool first_token;
+
+    /* Where its conversation lives; rt_affinity.c. */
+    bool named;                           /* it has a session key */
+    struct hash128 name;                  /* rt_session_name */
+    struct hash128 fronts[RT_FRONTS_MAX]; /* of the prompt's first 128, 256, 512 … tokens */
+    uint32_t front_count;
+    enum rt_looking look;
+    uint32_t look_group;
+    uint64_t look_until_us; /* not placed before; 0 = it asks nothing */
+    bool mapped;            /* its group is known from a map */
+    bool begun;             /* made_by is that of who gave its first tokens */
+    struct hash128 made_by;
 
     bool has_running;
     struct msg_receipt running; /* of its worker so far; texts unused */

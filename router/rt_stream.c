@@ -88,6 +88,9 @@ static bool take_tokens(struct rt_core *c, struct rt_request *r, const struct ms
     CHECK(t->seq == r->output_count);
     if (!r->first_token)
         rt_rate_done(&c->rate, rt_worker_prompt_done(r->worker, r));
+    if (!r->begun)
+        r->made_by = r->worker->info.kv_model_fp;
+    r->begun = true;
     rt_rate_done(&c->rate, t->count);
     c->stats.tokens_in += t->count;
     if (!r->unstored && !rt_chain_append(c->store, &r->ids, t->ids, t->count)) {

@@ -9,6 +9,8 @@
 #define TABLE_MAGIC   0x52545442u
 #define WORKER_MAGIC  0x5254574bu
 #define GATEWAY_MAGIC 0x52544757u
+/* A worker with all sequences taken slows a newcomer down like so many prompt tokens before it. */
+#define FULL_TOKENS 1024u
 
 struct rt_table {
     uint32_t magic;
@@ -186,11 +188,22 @@ void rt_worker_info_set(struct rt_worker *w, const struct msg_worker_info *info)
     w->info.canary_ids = w->canary_ids;
 }
 
+static bool well(const struct rt_worker *w)
+{
+    return !w->lost && w->info.state == MSG_WORKER_READY && w->info.kv_state != RT_KV_SILENT &&
+           !w->stalled && w->canary.verdict == RT_CANARY_RIGHT;
+}
+
 bool rt_worker_usable(const struct rt_worker *w)
 {
     CHECK_OBJ(w, WORKER_MAGIC);
-    return !w->lost && !w->drain && w->info.state == MSG_WORKER_READY &&
-           w->info.kv_state != RT_KV_SILENT && !w->stalled && w->canary.verdict == RT_CANARY_RIGHT;
+    return !w->drain && well(w);
+}
+
+bool rt_worker_open(const struct rt_worker *w, uint64_t now_us)
+{
+    CHECK_OBJ(w, WORKER_MAGIC);
+    return well(w) && (!w->drain || (!w->drain_told && now_us < w->resident_until_us));
 }
 
 bool rt_worker_drained(const struct rt_worker *w)
@@ -300,18 +313,31 @@ static bool lighter(const struct rt_worker *a, const struct rt_worker *b)
     return a->info.tokens_queued < b->info.tokens_queued;
 }
 
+uint64_t rt_worker_load(const struct rt_worker *w)
+{
+    CHECK_OBJ(w, WORKER_MAGIC);
+    uint64_t seqs = w->info.seqs_max > 0 ? w->info.seqs_max : 1;
+    return rt_worker_prompt_left(w) + (uint64_t)rt_worker_taken(w) * FULL_TOKENS / seqs;
+}
+
 static bool holds(uint32_t context_max, uint32_t tokens)
 {
     return (uint64_t)tokens + 1 <= context_max;
 }
 
+static bool same_model(const struct rt_worker *w, const struct rt_need *need)
+{
+    return !need->of_model ||
+           memcmp(&w->info.kv_model_fp, &need->made_by, sizeof(need->made_by)) == 0;
+}
+
 static bool free_now(const struct rt_worker *w, uint64_t now_us)
 {
-    return rt_worker_usable(w) && rt_worker_taken(w) < w->info.seqs_max &&
+    return rt_worker_open(w, now_us) && rt_worker_taken(w) < w->info.seqs_max &&
            now_us >= w->busy_until_us;
 }
 
-enum rt_fit rt_table_fit(const struct rt_table *t, uint32_t tokens)
+enum rt_fit rt_table_fit(const struct rt_table *t, const struct rt_need *need)
 {
     CHECK_OBJ(t, TABLE_MAGIC);
     enum rt_fit fit = RT_FIT_NEVER;
@@ -320,12 +346,13 @@ enum rt_fit rt_table_fit(const struct rt_table *t, uint32_t tokens)
         const struct rt_worker *w = &t->workers[i];
         if (w->magic == 0)
             continue;
-        if (rt_worker_usable(w) && holds(w->info.context_max, tokens))
+        bool same = same_model(w, need);
+        if (same && rt_worker_usable(w) && holds(w->info.context_max, need->tokens))
             return RT_FIT_USABLE;
         known = known || w->context_max > 0;
-        if (rt_worker_drained(w) && holds(w->info.context_max, tokens))
+        if (same && rt_worker_drained(w) && holds(w->info.context_max, need->tokens))
             fit = RT_FIT_DRAINED;
-        else if (holds(w->context_max, tokens) && fit == RT_FIT_NEVER)
+        else if (holds(w->context_max, need->tokens) && fit == RT_FIT_NEVER)
             fit = RT_FIT_ABSENT;
     }
     return known || fit == RT_FIT_DRAINED ? fit : RT_FIT_ABSENT;
@@ -371,16 +398,61 @@ uint64_t rt_table_seqs(const struct rt_table *t, uint64_t *ret_free)
     return all;
 }
 
-struct rt_worker *rt_table_pick(struct rt_table *t, uint32_t tokens, uint64_t now_us)
+struct rt_worker *rt_table_pick(struct rt_table *t, const struct rt_need *need, uint64_t now_us)
 {
     CHECK_OBJ(t, TABLE_MAGIC);
     struct rt_worker *best = NULL;
     for (uint32_t i = 0; i < t->workers_max; i++) {
         struct rt_worker *w = &t->workers[i];
-        if (w->magic == 0 || !free_now(w, now_us) || !holds(w->info.context_max, tokens))
+        if (w->magic == 0 || !rt_worker_usable(w) || !free_now(w, now_us) ||
+            !holds(w->info.context_max, need->tokens) || !same_model(w, need))
             continue;
         if (best == NULL || lighter(w, best))
             best = w;
     }
     return best;
+}
+
+struct rt_worker *rt_table_pick_group(struct rt_table *t, const struct rt_need *need,
+                                      uint32_t group, uint64_t now_us, enum rt_absence *ret_absence)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    struct rt_worker *best = NULL;
+    enum rt_absence absence = RT_ABSENCE_GONE;
+    for (uint32_t i = 0; i < t->workers_max; i++) {
+        struct rt_worker *w = &t->workers[i];
+        if (w->magic == 0 || w->info.group != group || !rt_worker_open(w, now_us) ||
+            !same_model(w, need))
+            continue;
+        if (!holds(w->info.context_max, need->tokens)) {
+            absence = absence == RT_ABSENCE_GONE ? RT_ABSENCE_SMALL : absence;
+            continue;
+        }
+        absence = RT_ABSENCE_FULL;
+        if (free_now(w, now_us) && (best == NULL || lighter(w, best)))
+            best = w;
+    }
+    *ret_absence = absence;
+    return best;
+}
+
+uint32_t rt_table_groups(const struct rt_table *t, uint32_t *ret_ready)
+{
+    CHECK_OBJ(t, TABLE_MAGIC);
+    bool heard[MSG_GROUPS_MAX] = {false}, ready[MSG_GROUPS_MAX] = {false};
+    uint32_t count = 0;
+    *ret_ready = 0;
+    for (uint32_t i = 0; i < t->workers_max; i++) {
+        const struct rt_worker *w = &t->workers[i];
+        if (w->magic == 0 || w->lost)
+            continue;
+        CHECK(w->info.group < MSG_GROUPS_MAX);
+        heard[w->info.group] = true;
+        ready[w->info.group] = ready[w->info.group] || rt_worker_usable(w);
+    }
+    for (uint32_t g = 0; g < MSG_GROUPS_MAX; g++) {
+        count += heard[g];
+        *ret_ready += ready[g];
+    }
+    return count;
 }

@@ -32,8 +32,11 @@ struct rt_worker {
     bool lost;              /* silent for too long */
     uint64_t heard_us;      /* any message */
     uint64_t busy_until_us; /* it refused an assignment: none before this */
-    bool drain;             /* the operator wants it empty */
+    /* The operator wants it empty: no new conversations.  The next turns of those that live in its
+     * group come on until resident_until_us, or until it stood idle; then it is told. */
+    bool drain, drain_told;
     uint64_t drain_deadline_unix_us, drain_sent_us;
+    uint64_t resident_until_us, idle_since_us; /* idle_since_us 0 = it was not */
     uint32_t idle_reports; /* WorkerStates in a row that know of no request of ours */
 
     uint64_t progress_us; /* last token, prefill progress or right canary */
@@ -86,6 +89,8 @@ uint32_t rt_table_gateways_max(const struct rt_table *t);
 void rt_worker_info_set(struct rt_worker *w, const struct msg_worker_info *info);
 /* Heard, ready, not draining, its kvmgr is heard, it computes, and its last canary was right. */
 bool rt_worker_usable(const struct rt_worker *w);
+/* As usable, or draining but still open to its own conversations. */
+bool rt_worker_open(const struct rt_worker *w, uint64_t now_us);
 /* Heard, but takes nothing until `undrain` or a restart. */
 bool rt_worker_drained(const struct rt_worker *w);
 /* A canary in flight takes a sequence too. */
@@ -103,22 +108,39 @@ void rt_worker_leave(struct rt_request *r);
 void rt_gateway_join(struct rt_gateway *g, struct rt_request *r);
 void rt_gateway_leave(struct rt_request *r);
 
-/* What `tokens` and one more meet among the workers known. */
+/* What a request asks of a worker. */
+struct rt_need {
+    uint32_t tokens; /* and one more */
+    bool of_model;   /* begun: only who computes the same goes on with it */
+    struct hash128 made_by;
+};
+
+/* What a need meets among the workers known. */
 enum rt_fit {
     RT_FIT_NEVER,   /* workers have said their contexts, and none is large enough */
     RT_FIT_ABSENT,  /* one that is not usable now could hold them, or none is known */
     RT_FIT_DRAINED, /* a drained worker that lives could hold them, no usable one does */
     RT_FIT_USABLE,  /* some usable worker holds them, if it has a free sequence */
 };
-enum rt_fit rt_table_fit(const struct rt_table *t, uint32_t tokens);
+enum rt_fit rt_table_fit(const struct rt_table *t, const struct rt_need *need);
 /* The largest context of the usable workers that could take a request now; 0 = none. */
 uint32_t rt_table_context_free(const struct rt_table *t, uint64_t now_us);
 /* The largest context of workers that are or have been usable; 0 = none known. */
 uint32_t rt_table_context_max(const struct rt_table *t);
 /* Sequences of all workers that have been usable, and those free on usable ones. */
 uint64_t rt_table_seqs(const struct rt_table *t, uint64_t *ret_free);
-/* The least loaded usable worker with a free sequence whose context holds `tokens` and one more;
- * NULL if there is none now. */
-struct rt_worker *rt_table_pick(struct rt_table *t, uint32_t tokens, uint64_t now_us);
+/* The least loaded usable worker with a free sequence that the need fits; NULL if there is none
+ * now. */
+struct rt_worker *rt_table_pick(struct rt_table *t, const struct rt_need *need, uint64_t now_us);
+/* The same within the group that holds the conversation: a draining one may still take it.  NULL
+ * with the reason why there is none now. */
+enum rt_absence { RT_ABSENCE_GONE, RT_ABSENCE_FULL, RT_ABSENCE_SMALL };
+struct rt_worker *rt_table_pick_group(struct rt_table *t, const struct rt_need *need,
+                                      uint32_t group, uint64_t now_us,
+                                      enum rt_absence *ret_absence);
+/* Prompt tokens that a newcomer waits for, and what the running ones slow it down, as tokens. */
+uint64_t rt_worker_load(const struct rt_worker *w);
+/* Groups with a worker that is heard, and those with a usable one. */
+uint32_t rt_table_groups(const struct rt_table *t, uint32_t *ret_ready);
 
 #endif

@@ -23,8 +23,8 @@ static const struct param wk_param_table[] = {
 #undef PARAM
 
 /* Where a worker runs does not change what it computes. */
-static const char *const hash_skip[] = {"run_dir",   "state_dir", "redis", "id",
-                                        "log_level", "rank",      NULL};
+static const char *const hash_skip[] = {"run_dir", "state_dir", "redis",  "id", "log_level",
+                                        "rank",    "group",     "groups", NULL};
 
 static bool one_of(const char *value, const char *a, const char *b, const char *c)
 {
@@ -67,6 +67,8 @@ static enum err params_check(const void *params, struct err_detail *ret_faults)
         str_add_format(&faults, "rank: %u of ranks %u\n", p->rank, p->ranks);
     if (p->dcp != 1 && p->dcp != p->ranks)
         str_add_format(&faults, "dcp: %u: 1 or as many as ranks, %u\n", p->dcp, p->ranks);
+    if (p->group >= p->groups)
+        str_add_format(&faults, "group: %u of groups %u\n", p->group, p->groups);
     if (!one_of(p->fabric, "local", "tcp", NULL))
         str_add_format(&faults, "fabric: %s: local or tcp\n", p->fabric);
     nodes_check(p, &faults);

@@ -52,7 +52,9 @@ enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,
                                  .interleave = wk_params_interleave(p)};
     if (!shard_moe_parse(p->moe_split, &o.moe))
         return err_set(detail, ERR_INVALID, "moe_split: %s: auto, tp or ep", p->moe_split);
-    snprintf(path, sizeof path, "%s/fabric", p->run_dir);
+    int at = snprintf(path, sizeof path, "%s/fabric", p->run_dir);
+    if (p->group > 0)
+        snprintf(path + at, sizeof path - (size_t)at, "-%u", p->group);
     snprintf(memory, sizeof memory, "%s/worker-%u.rows", p->run_dir, p->id);
     return wk_ranks_create(&o, ret_ranks, detail);
 }

@@ -14,6 +14,7 @@
 #include "lib/net/bus.h"
 #include "lib/net/loop.h"
 #include "lib/net/redis.h"
+#include "lib/net/role.h"
 #include "lib/net/status.h"
 #include "proto/wire.h"
 #include "worker/wk_ranks.h"
@@ -169,6 +170,9 @@ static void on_router(void *arg, const struct bus_peer *peer, const struct bus_f
             return;
         }
         break;
+    case MSG_KV_ADOPT:
+        wk_shell_kv_adopt(s, &m);
+        return;
     case MSG_WORKER_CANCEL:
     case MSG_WORKER_DRAIN:
     case MSG_WORKER_RESUME:
@@ -226,7 +230,8 @@ static enum err connect_peer(struct wk_shell *s, enum wk_peer peer, struct err_d
     static const bus_fn handlers[WK_PEER_COUNT] = {on_router, on_kvmgr, on_drafter};
     char id[BUS_PEER_BYTES_MAX + 1], endpoint[PARAM_STR_BYTES + 32];
     snprintf(id, sizeof id, "worker-%u", s->params->id);
-    snprintf(endpoint, sizeof endpoint, "ipc://%s/%s.sock", s->params->run_dir, peer_names[peer]);
+    role_endpoint(s->params->run_dir, peer_names[peer], peer == WK_ROUTER ? 0 : s->params->group,
+                  endpoint, sizeof endpoint);
     return bus_connect(s->bus, endpoint, id, s->params->queue_max, handlers[peer], s,
                        &s->sockets[peer], detail);
 }

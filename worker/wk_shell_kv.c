@@ -18,8 +18,7 @@
 #define ATTACH_AGAIN_US 1000000u
 #define IDS_MAX_LEAST   (64u << 10)
 
-/* Whose rows the arena holds: kept blocks are good for this model under these numerics alone. */
-static struct hash128 rows_fp(const struct wk_shell *s)
+struct hash128 wk_shell_rows_fp(const struct wk_shell *s)
 {
     const struct model_info *info = wk_exec_loaded(s->exec)->info;
     uint8_t bytes[sizeof info->model_fp + 8] = {0};
@@ -45,7 +44,7 @@ static void attach_send(struct wk_shell *s)
         .rank = 0,
         .ranks = s->params->dcp,
         .interleave = wk_params_interleave(s->params),
-        .model_fp = rows_fp(s),
+        .model_fp = wk_shell_rows_fp(s),
     };
     s->kv.asked_us = loop_now_us(s->loop);
     wk_shell_beat(s, WK_KVMGR, &m);
@@ -86,7 +85,7 @@ static enum err layout_agree(const struct wk_shell *s, const struct msg_kv_attac
         file.slot_count != r->slot_count)
         return err_set(detail, ERR_CORRUPT, "block_count: %u said, %u computed, %u in the file",
                        r->block_count, ret_layout->block_count, file.block_count);
-    struct hash128 fp = rows_fp(s);
+    struct hash128 fp = wk_shell_rows_fp(s);
     if (!same(&superblock->model_fp, &fp))
         return err_set(detail, ERR_CORRUPT, "model_fp: the arena is another model's");
     if (r->live_slots == 0 || r->live_slots > r->slot_count)
@@ -307,9 +306,27 @@ static void on_attach_reply(struct wk_shell *s, const struct msg_kv_attach_reply
     wk_shell_kv_settle(s);
 }
 
+void wk_shell_kv_adopt(struct wk_shell *s, struct msg *m)
+{
+    CHECK_OBJ(s, WK_SHELL_MAGIC);
+    CHECK(m->type == MSG_KV_ADOPT);
+    if (s->kv.attached) {
+        m->epoch = s->kv.epoch;
+        wk_shell_send(s, WK_KVMGR, m);
+        return;
+    }
+    struct msg reply = {.type = MSG_KV_ADOPT_REPLY, .id = m->id};
+    reply.u.kv_adopt_reply.code = ERR_CLOSED;
+    wk_shell_send(s, WK_ROUTER, &reply);
+}
+
 void wk_shell_kv_message(struct wk_shell *s, const struct msg *m)
 {
     CHECK_OBJ(s, WK_SHELL_MAGIC);
+    if (m->type == MSG_KV_ADOPT_REPLY) {
+        wk_shell_send(s, WK_ROUTER, m);
+        return;
+    }
     if (!s->loaded)
         return;
     if (m->type == MSG_KV_ATTACH_REPLY) {

@@ -114,10 +114,14 @@ void wk_shell_fail(struct wk_shell *s, const char *why); /* ends the process wit
 /* wk_shell_kv.c */
 void wk_shell_kv_message(struct wk_shell *s, const struct msg *m);
 void wk_shell_kv_beat(struct wk_shell *s);
+/* A session map of the router's: kvmgr says what of it is there, and the router hears it. */
+void wk_shell_kv_adopt(struct wk_shell *s, struct msg *m);
 void wk_shell_kv_lost(struct wk_shell *s, const char *why);
 void wk_shell_kv_settle(struct wk_shell *s); /* takes an offered arena once the core is quiet */
 void wk_shell_kv_formed(struct wk_shell *s, const struct hash128 *memory); /* all ranks have it */
 void wk_shell_kv_close(struct wk_shell *s);
+/* Whose rows the arena holds: kept blocks are good for this model under these numerics alone. */
+struct hash128 wk_shell_rows_fp(const struct wk_shell *s);
 
 /* wk_shell_draft.c */
 void wk_shell_draft_beat(struct wk_shell *s);

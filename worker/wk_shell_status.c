@@ -40,6 +40,7 @@ static void info_fill(struct wk_shell *s, struct msg_worker_info *w)
     if (s->loaded) {
         const struct wk_loaded *l = wk_exec_loaded(s->exec);
         w->model_fp = l->info->model_fp;
+        w->kv_model_fp = wk_shell_rows_fp(s);
         w->quantization = l->info->quantization;
         w->vocab_size = l->info->vocab_size;
         w->context_max = l->context_max;
@@ -58,7 +59,13 @@ static void info_fill(struct wk_shell *s, struct msg_worker_info *w)
     else if (s->stopping)
         w->state = MSG_WORKER_DRAINING;
     w->worker_id = p->id;
+    w->group = p->group;
     w->incarnation = s->incarnation;
+    if (s->kv.attached) {
+        w->kv_epoch = s->kv.epoch;
+        w->kv_incarnation = s->kv.incarnation;
+        w->kv_layout_fp = s->kv.mapping.layout.layout_fp;
+    }
     w->numerics = p->numerics;
     w->step_age_us = s->busy ? loop_now_us(s->loop) - s->run_us : 0;
     w->warnings = s->loaded ? wk_exec_loaded(s->exec)->info->warnings : "";

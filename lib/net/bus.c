@@ -13,6 +13,7 @@
 #include "lib/base/log.h"
 #include "lib/base/mem.h"
 #include "lib/net/loop.h"
+#include "lib/net/zsock.h"
 
 #define BUS_MAGIC        0x42555321u
 #define BUS_SOCKET_MAGIC 0x42555353u
@@ -91,16 +92,6 @@ static void parts_close(struct bus_parts *p)
     p->kept = 0;
 }
 
-static int msg_receive(zmq_msg_t *msg, void *zmq)
-{
-    int got;
-    do {
-        got = zmq_msg_recv(msg, zmq, ZMQ_DONTWAIT);
-    } while (got < 0 && errno == EINTR);
-    CHECK(got >= 0 || errno == EAGAIN);
-    return got;
-}
-
 /* False when there is no message.  ZeroMQ hands over messages whole: after the first part the
  * others are there. */
 static bool parts_receive(struct bus_socket *s, struct bus_parts *p)
@@ -113,7 +104,7 @@ static bool parts_receive(struct bus_socket *s, struct bus_parts *p)
     while (more) {
         zmq_msg_t part;
         CHECK(zmq_msg_init(&part) == 0);
-        if (msg_receive(&part, s->zmq) < 0) {
+        if (zsock_part(&part, s->zmq) < 0) {
             zmq_msg_close(&part);
             if (p->total > 0)
                 p->fault = "incomplete";
@@ -201,11 +192,6 @@ static void socket_drain(void *arg)
         loop_timer_start(s->again, 0, false);
 }
 
-static void option_int(void *zmq, int option, int value)
-{
-    CHECK(zmq_setsockopt(zmq, option, &value, sizeof(value)) == 0);
-}
-
 static struct bus_socket *socket_create(struct bus *b, const char *endpoint, bool bound,
                                         uint32_t queue_max, bus_fn fn, void *arg)
 {
@@ -218,29 +204,15 @@ static struct bus_socket *socket_create(struct bus *b, const char *endpoint, boo
     s->fn = fn;
     s->arg = arg;
     snprintf(s->name, sizeof(s->name), "%s", endpoint);
-    s->zmq = zmq_socket(b->context, bound ? ZMQ_ROUTER : ZMQ_DEALER);
-    CHECK(s->zmq != NULL);
-    int64_t cut_bytes = BUS_CUT_BYTES;
-    CHECK(zmq_setsockopt(s->zmq, ZMQ_MAXMSGSIZE, &cut_bytes, sizeof(cut_bytes)) == 0);
-    /* A domain without a handler refuses exactly the peers of protocols older than 3.  Any bytes
-     * that are no ZeroMQ count as the oldest of them, and libzmq 4.3.4 aborts when one of those
-     * arrives while its socket is being closed. */
-    CHECK(zmq_setsockopt(s->zmq, ZMQ_ZAP_DOMAIN, "tandem", 6) == 0);
-    option_int(s->zmq, ZMQ_SNDHWM, (int)queue_max);
-    option_int(s->zmq, ZMQ_RCVHWM, (int)queue_max);
-    option_int(s->zmq, ZMQ_LINGER, BUS_LINGER_MS);
-    if (bound) {
-        option_int(s->zmq, ZMQ_ROUTER_MANDATORY, 1);
-        option_int(s->zmq, ZMQ_ROUTER_HANDOVER, 1);
-    } else {
-        /* A peer that restarts is found again in time for every bound of the failure table. */
-        option_int(s->zmq, ZMQ_RECONNECT_IVL, 50);
-        option_int(s->zmq, ZMQ_RECONNECT_IVL_MAX, 250);
-    }
+    struct zsock_options o = {.type = bound ? ZMQ_ROUTER : ZMQ_DEALER,
+                              .queue_max = queue_max,
+                              .cut_bytes = BUS_CUT_BYTES,
+                              .linger_ms = BUS_LINGER_MS};
+    s->zmq = zsock_create(b->context, &o);
     if (strncmp(endpoint, "tcp://", 6) == 0) {
         /* Unix sockets tell when a peer dies; a cut cable does not. */
-        option_int(s->zmq, ZMQ_HEARTBEAT_IVL, 1000);
-        option_int(s->zmq, ZMQ_HEARTBEAT_TIMEOUT, 5000);
+        zsock_option(s->zmq, ZMQ_HEARTBEAT_IVL, 1000);
+        zsock_option(s->zmq, ZMQ_HEARTBEAT_TIMEOUT, 5000);
     }
     b->socket_count++;
     return s;
@@ -261,7 +233,7 @@ static void monitor_close(struct bus_socket *s)
     if (s->monitor == NULL)
         return;
     CHECK(zmq_socket_monitor(s->zmq, NULL, 0) == 0);
-    option_int(s->monitor, ZMQ_LINGER, 0);
+    zsock_option(s->monitor, ZMQ_LINGER, 0);
     CHECK(zmq_close(s->monitor) == 0);
     s->monitor = NULL;
 }
@@ -273,7 +245,7 @@ static bool socket_connected(struct bus_socket *s)
     zmq_msg_t part;
     CHECK(zmq_msg_init(&part) == 0);
     bool first = true;
-    while (msg_receive(&part, s->monitor) >= 0) {
+    while (zsock_part(&part, s->monitor) >= 0) {
         uint16_t event = 0;
         if (first && zmq_msg_size(&part) >= sizeof(event))
             memcpy(&event, zmq_msg_data(&part), sizeof(event));

@@ -8,12 +8,15 @@
 
 #include "lib/base/check.h"
 #include "lib/base/mem.h"
+#include "lib/net/zsock.h"
 
 #define PEERS_MAGIC 0x50454552u
 #define QUEUE_MAX   64
 #define HEAD_MAX    256u
 #define ZAP_FRAMES  7u
 #define KEY_BYTES   32u
+
+STATIC_CHECK(PEERS_KEY_CHARS == ZSOCK_KEY_CHARS);
 
 struct kept {
     zmq_msg_t head, bytes;
@@ -39,54 +42,20 @@ struct peers {
     struct peers_stats stats;
 };
 
-static void option_int(void *zmq, int option, int value)
-{
-    CHECK(zmq_setsockopt(zmq, option, &value, sizeof value) == 0);
-}
-
-static enum err keys_set(struct peers *p, void *zmq, const struct peers_options *o, bool server,
-                         struct err_detail *detail)
-{
-    if (!p->curve) {
-        /* As in bus.c: peers of protocols older than 3 are refused. */
-        CHECK(zmq_setsockopt(zmq, ZMQ_ZAP_DOMAIN, "tandem", 6) == 0);
-        return ERR_OK;
-    }
-    int rc = 0;
-    if (server) {
-        option_int(zmq, ZMQ_CURVE_SERVER, 1);
-        CHECK(zmq_setsockopt(zmq, ZMQ_ZAP_DOMAIN, "tandem", 6) == 0);
-    } else {
-        rc |= zmq_setsockopt(zmq, ZMQ_CURVE_SERVERKEY, o->key_public, PEERS_KEY_CHARS + 1);
-        rc |= zmq_setsockopt(zmq, ZMQ_CURVE_PUBLICKEY, o->key_public, PEERS_KEY_CHARS + 1);
-    }
-    rc |= zmq_setsockopt(zmq, ZMQ_CURVE_SECRETKEY, o->key_secret, PEERS_KEY_CHARS + 1);
-    return rc == 0 ? ERR_OK : err_set(detail, ERR_INVALID, "fabric keys: not usable as CURVE keys");
-}
-
 static enum err socket_open(struct peers *p, const struct peers_options *o, int type,
                             void **ret_socket, struct err_detail *detail)
 {
-    void *zmq = zmq_socket(p->context, type);
-    CHECK(zmq != NULL);
-    *ret_socket = zmq;
-    int64_t cut = (int64_t)o->message_bytes_max + HEAD_MAX;
-    CHECK(zmq_setsockopt(zmq, ZMQ_MAXMSGSIZE, &cut, sizeof cut) == 0);
-    option_int(zmq, ZMQ_SNDHWM, QUEUE_MAX);
-    option_int(zmq, ZMQ_RCVHWM, QUEUE_MAX);
-    option_int(zmq, ZMQ_LINGER, 0);
-    if (type == ZMQ_ROUTER) {
-        option_int(zmq, ZMQ_ROUTER_MANDATORY, 1);
-        option_int(zmq, ZMQ_ROUTER_HANDOVER, 1);
-    } else {
-        char id[16];
-        snprintf(id, sizeof id, "rank-%u", p->rank);
-        CHECK(zmq_setsockopt(zmq, ZMQ_ROUTING_ID, id, strlen(id)) == 0);
-        option_int(zmq, ZMQ_IMMEDIATE, 1); /* nothing is queued for a peer that is not there */
-        option_int(zmq, ZMQ_RECONNECT_IVL, 50);
-        option_int(zmq, ZMQ_RECONNECT_IVL_MAX, 250);
-    }
-    return keys_set(p, zmq, o, type == ZMQ_ROUTER, detail);
+    char id[16];
+    snprintf(id, sizeof id, "rank-%u", p->rank);
+    struct zsock_options z = {.type = type,
+                              .queue_max = QUEUE_MAX,
+                              .cut_bytes = (int64_t)o->message_bytes_max + HEAD_MAX,
+                              .only_present = true,
+                              .identity = type == ZMQ_DEALER ? id : NULL};
+    *ret_socket = zsock_create(p->context, &z);
+    if (p->curve && !zsock_curve(*ret_socket, type == ZMQ_ROUTER, o->key_public, o->key_secret))
+        return err_set(detail, ERR_INVALID, "fabric keys: not usable as CURVE keys");
+    return ERR_OK;
 }
 
 static enum err sockets_open(struct peers *p, const struct peers_options *o,
@@ -95,7 +64,7 @@ static enum err sockets_open(struct peers *p, const struct peers_options *o,
     if (p->curve) {
         p->zap = zmq_socket(p->context, ZMQ_REP);
         CHECK(p->zap != NULL);
-        option_int(p->zap, ZMQ_LINGER, 0);
+        zsock_option(p->zap, ZMQ_LINGER, 0);
         CHECK(zmq_bind(p->zap, "inproc://zeromq.zap.01") == 0);
     }
     if (p->rank + 1 < p->ranks) {
@@ -220,16 +189,6 @@ enum err peers_send(struct peers *p, uint32_t peer, const void *head, size_t hea
 
 /* ---- receiving ---- */
 
-static int msg_receive(zmq_msg_t *msg, void *zmq)
-{
-    int got;
-    do {
-        got = zmq_msg_recv(msg, zmq, ZMQ_DONTWAIT);
-    } while (got < 0 && errno == EINTR);
-    CHECK(got >= 0 || errno == EAGAIN);
-    return got;
-}
-
 /* Reads one message of at most `max` frames; frames beyond are read and dropped.  Returns how many
  * there were, 0 = no message. */
 static uint32_t parts_receive(void *zmq, zmq_msg_t *parts, uint32_t max)
@@ -239,7 +198,7 @@ static uint32_t parts_receive(void *zmq, zmq_msg_t *parts, uint32_t max)
     while (more) {
         zmq_msg_t part;
         CHECK(zmq_msg_init(&part) == 0);
-        if (msg_receive(&part, zmq) < 0) {
+        if (zsock_part(&part, zmq) < 0) {
             zmq_msg_close(&part);
             return count;
         }

@@ -61,3 +61,11 @@ void role_end(const struct role *r)
 {
     process_end(r->instance, r->run_dir);
 }
+
+void role_endpoint(const char *run_dir, const char *role, uint32_t id, char *ret_endpoint,
+                   size_t bytes)
+{
+    int n = id == 0 ? snprintf(ret_endpoint, bytes, "ipc://%s/%s.sock", run_dir, role)
+                    : snprintf(ret_endpoint, bytes, "ipc://%s/%s-%u.sock", run_dir, role, id);
+    CHECK(n > 0 && (size_t)n < bytes);
+}

@@ -31,4 +31,9 @@ void role_begin(struct role *r);
 _Noreturn void role_refuse(const struct role *r, enum err code, const struct err_detail *why);
 void role_end(const struct role *r); /* removes the PID file */
 
+/* Where process `id` of a role listens: ipc://RUN_DIR/ROLE.sock, for others than 0
+ * ipc://RUN_DIR/ROLE-ID.sock. */
+void role_endpoint(const char *run_dir, const char *role, uint32_t id, char *ret_endpoint,
+                   size_t bytes);
+
 #endif

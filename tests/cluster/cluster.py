@@ -120,6 +120,7 @@ class Cluster:
                      "kvmgr.arena_path": os.path.join(self.dir, "arena.kv")}
         for key, value in sets.items():
             self.sets[key.replace("__", ".", 1)] = str(value)
+        self.groups = int(self.sets.get("worker.groups", 1))
 
     def tandem(self, *arguments, timeout=120, check=True):
         run = subprocess.run([*self.prefix, TANDEM, "--build", BUILD, "--run_dir", self.run_dir, "--state_dir",
@@ -151,29 +152,38 @@ class Cluster:
             raise
 
     def __exit__(self, *_):
-        for role in ROLES + ["redis"]:       # a stopped process cannot end in order
+        for name in self.names() + ["redis"]:       # a stopped process cannot end in order
             with contextlib.suppress(Exception):
-                os.kill(self.pid(role), signal.SIGCONT)
+                os.kill(self.pid(name), signal.SIGCONT)
         with contextlib.suppress(Exception):
             self.tandem("down", check=False)
         shutil.rmtree(self.dir, ignore_errors=True)
 
     def tails(self, lines=15):
         out = []
-        for role in ROLES + ["redis"]:
-            path = os.path.join(self.run_dir, f"{role}-0.log")
+        for role in self.names() + ["redis"]:
+            path = self.path(role, "log")
             if os.path.exists(path):
                 with open(path, encoding="utf-8", errors="replace") as f:
                     out += [f"--- {role}"] + f.read().splitlines()[-lines:]
         return "\n".join(out)
 
+    def names(self):
+        """All roles, those of further groups with their number: worker, …, worker-1."""
+        return ROLES + [f"{role}-{group}" for group in range(1, self.groups)
+                        for role in ("worker", "drafter", "kvmgr")]
+
+    def path(self, role, kind):
+        name = role if role.rsplit("-", 1)[-1].isdigit() else f"{role}-0"
+        return os.path.join(self.run_dir, f"{name}.{kind}")
+
     def log(self, role):
-        with open(os.path.join(self.run_dir, f"{role}-0.log"), encoding="utf-8", errors="replace") as f:
+        with open(self.path(role, "log"), encoding="utf-8", errors="replace") as f:
             return f.read()
 
     # processes
     def pid(self, role):
-        with open(os.path.join(self.run_dir, f"{role}-0.pid"), encoding="ascii") as f:
+        with open(self.path(role, "pid"), encoding="ascii") as f:
             return int(f.read())
 
     def kill(self, role, signo=signal.SIGKILL):
@@ -198,7 +208,7 @@ class Cluster:
         """A page of the role itself, over its unix socket."""
         with socket.socket(socket.AF_UNIX) as s:
             s.settimeout(3)
-            s.connect(os.path.join(self.run_dir, f"{role}-0.http"))
+            s.connect(self.path(role, "http"))
             s.sendall(f"{method} {path} HTTP/1.0\r\n\r\n".encode())
             data = b""
             while True:
@@ -274,9 +284,10 @@ class Cluster:
         return False
 
     def ledger_settles(self, seconds=10):
-        """Waits until router and worker have nothing live and their ledgers balance; returns them."""
+        """Waits until router and workers have nothing live and their ledgers balance; returns them."""
         def settled():
-            ledgers = [self.health(role)["ledger"] for role in ("router", "worker")]
+            ledgers = [self.health(role)["ledger"] for role in self.names()
+                       if role.startswith(("router", "worker"))]
             for ledger in ledgers:
                 assert ledger["accepted"] == ledger["finished"] + ledger["failed"] \
                     + ledger["cancelled"] + ledger["live"], ledgers
@@ -284,11 +295,16 @@ class Cluster:
         return wait_for("ledger at rest", seconds, settled)
 
     def pool_settles(self, seconds=10):
-        """Waits until no block is leased (but the canary's, for an instant)."""
-        def settled():
-            kv = self.health("kvmgr")
+        """Waits until no block is leased (but the canary's, for an instant); returns the page of the
+        first kvmgr, after a look at all."""
+        def settled(name):
+            kv = self.health(name)
             return kv if kv["blocks_leased"] == 0 else None
-        return wait_for("no block leased", seconds, settled)
+        pools = [wait_for(f"no block leased of {name}", seconds, lambda name=name: settled(name))
+                 for name in self.names() if name.startswith("kvmgr")]
+        for kv in pools:
+            assert kv["blocks_free"] + kv["blocks_cached"] == kv["blocks_total"], kv
+        return pools[0]
 
     def redis(self, *arguments):
         run = subprocess.run(["redis-cli", "-s", os.path.join(self.run_dir, "redis.sock"), *arguments],
@@ -434,18 +450,25 @@ def generate(prompt, **flags):
     return json.loads(run.stdout)
 
 
+def seed():
+    """What decides all that is random in this run; printed, and taken from TANDEM_SEED."""
+    if not int(os.environ.get("TANDEM_SEED") or 0):
+        os.environ["TANDEM_SEED"] = str(random.randrange(1, 1 << 30))
+    return int(os.environ["TANDEM_SEED"])
+
+
 def main(names):
     """Runs the test_* functions of a test file (or those named on the command line)."""
     # Ended from outside: with-blocks take their clusters down on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    seed = int(os.environ.get("TANDEM_SEED", "0")) or random.randrange(1 << 30)
-    print(f"TANDEM_SEED={seed}")
+    start_value = seed()
+    print(f"TANDEM_SEED={start_value}")
     wanted = sys.argv[1:]
     failed = 0
     for name, function in list(names.items()):
         if not name.startswith("test_") or not callable(function) or (wanted and name not in wanted):
             continue
-        random.seed(seed)
+        random.seed(start_value)
         start = time.monotonic()
         try:
             function()

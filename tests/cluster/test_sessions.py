@@ -77,4 +77,5 @@ def test_heartbeats_and_metrics():
             assert c.health(role)["state"] == "ready"
 
 
-cluster.main(globals())
+if __name__ == "__main__":
+    cluster.main(globals())

@@ -22,6 +22,7 @@
 #include "lib/base/rng.h"
 #include "proto/wire.h"
 #include "router/rt_core.h"
+#include "tests/unit/rt_world_ids.h"
 
 #define WORKERS   3u
 #define GATEWAYS  2u
@@ -29,7 +30,6 @@
 #define SEQS_MAX  64u
 #define STREAMS   128u
 #define OUT_MAX   600u
-#define CANARY_N  8u
 #define STEP_US   5000u
 #define UNIX_BASE 1700000000000000ull
 
@@ -67,6 +67,10 @@ struct fake_worker {
     struct fake_seq seqs[SEQS_MAX];
     struct msg_ledger ledger;
     uint32_t assigned, resumed_with; /* assignments; output ids that the last one brought */
+    uint32_t group;
+    uint64_t kv_incarnation, model; /* of its arena; 0 = none */
+    uint32_t adopts, adopt_valid;   /* session maps asked about; blocks of one that are there */
+    bool adopt_mute;
 };
 
 enum stream_state { S_FREE, S_SENT, S_LIVE, S_OVER };
@@ -81,6 +85,9 @@ struct stream { /* a request as its gateway follows it */
     uint32_t group_index, group_count;
     uint64_t group_tokens;
     bool cancelled, frozen_over; /* a CANCELLED finish may come: asked, or the gateway slept */
+    uint32_t session;            /* 0 = no key */
+    uint32_t prompt_seed;        /* 0 = of its own */
+    uint32_t worker;             /* that took it last */
     bool receipt;
     struct msg_receipt r;
     uint32_t steps_told; /* by the newest receipt, also of a stream that goes on */
@@ -94,6 +101,15 @@ struct fake_gateway {
     char reason[128];
     uint32_t router_count;
     struct stream streams[STREAMS];
+};
+
+/* What the fake Redis says to a question for a session map. */
+enum look_answer { LOOK_ABSENT, LOOK_SILENT, LOOK_OF_WORKER, LOOK_STALE };
+
+struct look_up {
+    bool open;
+    struct msg_id id;
+    uint64_t at_us;
 };
 
 struct world {
@@ -111,50 +127,13 @@ struct world {
     uint32_t delay_us_max, unsent_permille, lose_permille, repeat_permille, busy_permille;
     bool assign_replaces; /* a second WorkerAssign begins anew, else it is ignored */
     bool faults;          /* anything was broken in this run */
+    enum look_answer look_answer;
+    uint32_t look_worker, looks; /* whose map it is; questions so far */
+    uint64_t look_us;            /* how long an answer takes */
+    struct look_up look_ups[256];
     uint32_t steps_per_emit;
     uint64_t ids_made;
 };
-
-static inline uint64_t mix(uint64_t x)
-{
-    x ^= x >> 30;
-    x *= 0xbf58476d1ce4e5b9ull;
-    x ^= x >> 27;
-    x *= 0x94d049bb133111ebull;
-    return x ^ x >> 31;
-}
-
-static inline uint32_t token_at(uint64_t prompt, uint32_t k)
-{
-    return (uint32_t)mix(prompt + 0x9e3779b97f4a7c15ull * (k + 1)) % 100000u;
-}
-
-static inline uint64_t prompt_of(const uint32_t *ids, uint32_t count)
-{
-    uint64_t h = count;
-    for (uint32_t i = 0; i < count; i++)
-        h = mix(h ^ ids[i]);
-    return h;
-}
-
-static inline void ids_of(uint32_t seed, uint32_t count, uint32_t *ret_ids)
-{
-    for (uint32_t i = 0; i < count; i++)
-        ret_ids[i] = (uint32_t)mix(seed * 7919ull + i) % 100000u;
-}
-
-static inline uint64_t canary_hash(void)
-{
-    uint32_t prompt[16], ids[CANARY_N];
-    for (uint32_t i = 0; i < 16; i++)
-        prompt[i] = i + 1;
-    for (uint32_t k = 0; k < CANARY_N; k++)
-        ids[k] = token_at(prompt_of(prompt, 16), k);
-    struct hash128 h = hash_xxh3_once(ids, sizeof(ids));
-    uint64_t first;
-    memcpy(&first, h.bytes, 8);
-    return first;
-}
 
 /* ---- links ---- */
 
@@ -251,6 +230,21 @@ static inline bool peer_up(const struct world *w, uint32_t index)
     return index < WORKERS ? w->workers[index].up : w->gateways[index - WORKERS].up;
 }
 
+/* ---- Redis ---- */
+
+static inline void look_up_begin(struct world *w, const struct rt_action *a)
+{
+    w->looks++;
+    assert_true(a->u.look_up.session_key[0] != '\0' && a->u.look_up.cache_salt != NULL);
+    for (uint32_t i = 0; i < ARRAY_COUNT(w->look_ups); i++) {
+        if (w->look_ups[i].open)
+            continue;
+        w->look_ups[i] = (struct look_up){true, a->u.look_up.id, w->now_us + w->look_us};
+        return;
+    }
+    fail_msg("too many questions for session maps");
+}
+
 /* ---- the router ---- */
 
 static inline void router_step(struct world *w, const struct rt_event *first)
@@ -264,6 +258,8 @@ static inline void router_step(struct world *w, const struct rt_event *first)
         rt_core_step(w->core, &e, w->actions);
         for (uint32_t i = 0; i < w->actions->count; i++) {
             struct rt_action *a = &w->actions->items[i];
+            if (a->type == RT_LOOK_UP)
+                look_up_begin(w, a);
             if (a->type != RT_SEND)
                 continue;
             uint32_t to = index_of(&a->u.send.peer);
@@ -312,8 +308,36 @@ static inline void router_restart(struct world *w)
     rt_core_destroy(&w->core);
     for (uint32_t i = 0; i < PEERS; i++)
         link_clear(&w->to_router[i]);
+    memset(w->look_ups, 0, sizeof(w->look_ups));
     w->faults = true;
     router_start(w);
+}
+
+static inline void look_up_end(struct world *w, struct look_up *l)
+{
+    static uint8_t items[3 * RT_MAP_ITEM_BYTES];
+    const struct fake_worker *f = &w->workers[w->look_worker];
+    struct rt_map map = {.epoch = 7 + (w->look_answer == LOOK_STALE),
+                         .incarnation = f->kv_incarnation,
+                         .token_count = 48,
+                         .item_count = 3,
+                         .items = items};
+    struct rt_event e = {.type = RT_EVENT_MAP};
+    memcpy(&map.model_fp, &f->model, sizeof(f->model));
+    l->open = false;
+    if (w->look_answer == LOOK_SILENT)
+        return; /* the router's shell would say so after its deadline */
+    e.u.map.id = l->id;
+    e.u.map.map = w->look_answer == LOOK_ABSENT ? NULL : &map;
+    router_step(w, &e);
+}
+
+static inline void look_ups_run(struct world *w)
+{
+    for (uint32_t i = 0; i < ARRAY_COUNT(w->look_ups); i++) {
+        if (w->look_ups[i].open && w->now_us >= w->look_ups[i].at_us)
+            look_up_end(w, &w->look_ups[i]);
+    }
 }
 
 static inline void router_tick(struct world *w)
@@ -333,6 +357,9 @@ static inline void worker_up(struct world *w, uint32_t i, uint32_t seqs_max)
     f->context_max = 4096;
     f->state = MSG_WORKER_READY;
     f->incarnation = rng_u64(&w->rng) | 1;
+    f->group = i;
+    f->kv_incarnation = 1000 + i; /* kvmgr outlives its worker */
+    f->adopt_valid = 3;
 }
 
 static inline void worker_kill(struct world *w, uint32_t i)
@@ -398,6 +425,15 @@ static inline uint32_t stop_of(uint64_t prompt)
     return prompt % 3 == 0 ? 1 + (uint32_t)(prompt / 3 % 200) : UINT32_MAX;
 }
 
+static inline void stream_placed(struct world *w, uint32_t worker, const struct msg_id *id)
+{
+    for (uint32_t i = 0; i < GATEWAYS * STREAMS; i++) {
+        struct stream *s = &w->gateways[i / STREAMS].streams[i % STREAMS];
+        if (s->state != S_FREE && memcmp(&s->id, id, sizeof(*id)) == 0)
+            s->worker = worker;
+    }
+}
+
 static inline void worker_assign(struct world *w, uint32_t i, const struct msg *m)
 {
     struct fake_worker *f = &w->workers[i];
@@ -438,6 +474,7 @@ static inline void worker_assign(struct world *w, uint32_t i, const struct msg *
         f->ledger.live++;
     }
     if (!q->canary) {
+        stream_placed(w, i, &m->id);
         f->assigned++;
         f->resumed_with = k;
     }
@@ -526,9 +563,20 @@ static inline void worker_state_send(struct world *w, uint32_t i)
                                           .canary_count = 16,
                                           .canary_ids = canary,
                                           .canary_output_count = CANARY_N,
-                                          .canary_hash = canary_hash()};
+                                          .canary_hash = canary_hash(),
+                                          .group = f->group,
+                                          .kv_epoch = 7,
+                                          .kv_incarnation = f->kv_incarnation};
+    memcpy(&m.u.worker.kv_model_fp, &f->model, sizeof(f->model));
     f->state_us = w->now_us;
     link_push(w, &w->to_router[i], &m);
+}
+
+static inline void adopt_reply(struct world *w, uint32_t i, const struct msg *m)
+{
+    struct msg reply = {.type = MSG_KV_ADOPT_REPLY, .id = m->id};
+    reply.u.kv_adopt_reply.valid_count = w->workers[i].adopt_valid;
+    worker_send(w, i, &reply);
 }
 
 static inline void worker_msg(struct world *w, uint32_t i, const struct msg *m)
@@ -538,6 +586,12 @@ static inline void worker_msg(struct world *w, uint32_t i, const struct msg *m)
     switch ((int)m->type) {
     case MSG_WORKER_ASSIGN:
         worker_assign(w, i, m);
+        break;
+    case MSG_KV_ADOPT:
+        f->adopts++;
+        assert_true(m->u.kv_adopt.count == 3 && m->u.kv_adopt.session_key[0] != '\0');
+        if (!f->adopt_mute)
+            adopt_reply(w, i, m);
         break;
     case MSG_WORKER_CANCEL:
         s = seq_find(f, &m->id);
@@ -611,16 +665,25 @@ static inline void gateway_kill(struct world *w, uint32_t i)
     link_clear(&w->from_router[WORKERS + i]);
 }
 
+static inline uint32_t seed_of(const struct stream *s)
+{
+    uint32_t own = (uint32_t)s->id.bytes[0] | (uint32_t)s->id.bytes[1] << 8;
+    return s->prompt_seed != 0 ? s->prompt_seed : own;
+}
+
 static inline void stream_submit(struct world *w, uint32_t i, struct stream *s)
 {
     struct msg m = {.type = MSG_ROUTER_SUBMIT, .id = s->id};
     uint32_t ids[65536];
-    char client[16];
+    char client[16], session[16] = "";
     snprintf(client, sizeof(client), "client-%u", s->client);
-    ids_of((uint32_t)s->id.bytes[0] | (uint32_t)s->id.bytes[1] << 8, s->prompt_count, ids);
+    if (s->session != 0)
+        snprintf(session, sizeof(session), "talk-%u", s->session);
+    ids_of(seed_of(s), s->prompt_count, ids);
     for (uint32_t n = 0; n < s->k; n++)
         ids[s->prompt_count + n] = token_at(s->prompt, n);
     m.u.request.client_id = client;
+    m.u.request.session_key = session;
     m.u.request.priority = s->priority;
     m.u.request.prompt_count = s->prompt_count;
     m.u.request.ids_count = s->prompt_count + s->k;
@@ -653,7 +716,7 @@ static inline struct stream *stream_new(struct world *w, uint32_t i, uint32_t pr
         s->prompt_count = prompt_count;
         s->max = max;
         uint32_t ids[65536];
-        ids_of((uint32_t)s->id.bytes[0] | (uint32_t)s->id.bytes[1] << 8, prompt_count, ids);
+        ids_of(seed_of(s), prompt_count, ids);
         s->prompt = prompt_of(ids, prompt_count);
         return s;
     }
@@ -833,7 +896,9 @@ static inline void world_init(struct world *w, uint64_t seed, uint32_t workers, 
                                      .no_worker_us_max = 30000000,
                                      .canary_us = 2000000,
                                      .canary_silence_us_max = 2300000,
-                                     .progress_us_max = 4000000};
+                                     .progress_us_max = 4000000,
+                                     .sessions_max = 256,
+                                     .map_us_max = 40000};
     w->actions = calloc(1, sizeof(*w->actions));
     assert_non_null(w->actions);
     for (uint32_t i = 0; i < workers; i++)
@@ -870,6 +935,7 @@ static inline void world_step(struct world *w)
         w->tick_us = w->now_us;
         router_tick(w);
     }
+    look_ups_run(w);
     for (uint32_t i = 0; i < w->worker_count; i++)
         worker_run(w, i);
     for (uint32_t i = 0; i < w->gateway_count; i++)

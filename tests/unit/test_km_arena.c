@@ -541,17 +541,19 @@ static void default_paths_differ_by_run_dir(void **state)
 {
     char a[KM_ARENA_PATH_BYTES], b[KM_ARENA_PATH_BYTES], c[KM_ARENA_PATH_BYTES], sub[160];
     struct err_detail detail;
-    assert_int_equal(km_arena_default_path("my/clus ter", folder, a, &detail), ERR_OK);
+    assert_int_equal(km_arena_default_path("my/clus ter", folder, 0, a, &detail), ERR_OK);
     assert_non_null(strstr(a, "/dev/shm/tandem-my_clus_ter-"));
     assert_null(strchr(a + strlen("/dev/shm/"), '/'));
     snprintf(sub, sizeof(sub), "%s/x", folder);
     assert_int_equal(mkdir(sub, 0700), 0);
-    assert_int_equal(km_arena_default_path("my/clus ter", sub, b, &detail), ERR_OK);
+    assert_int_equal(km_arena_default_path("my/clus ter", sub, 0, b, &detail), ERR_OK);
     assert_string_not_equal(a, b);
     snprintf(sub, sizeof(sub), "%s/x/..", folder);
-    assert_int_equal(km_arena_default_path("my/clus ter", sub, c, &detail), ERR_OK);
+    assert_int_equal(km_arena_default_path("my/clus ter", sub, 0, c, &detail), ERR_OK);
     assert_string_equal(a, c);
-    assert_int_equal(km_arena_default_path("t", "/nonexistent-folder", c, &detail), ERR_IO);
+    assert_int_equal(km_arena_default_path("my/clus ter", folder, 1, b, &detail), ERR_OK);
+    assert_string_not_equal(a, b);
+    assert_int_equal(km_arena_default_path("t", "/nonexistent-folder", 0, c, &detail), ERR_IO);
 }
 
 int main(void)

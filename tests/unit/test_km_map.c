@@ -539,12 +539,15 @@ static void epoch_file_survives(void **state)
     struct rig *r = *state;
     uint32_t epoch = 99;
     struct err_detail detail;
-    assert_int_equal(km_epoch_read(r->dir, &epoch, &detail), ERR_OK);
+    assert_int_equal(km_epoch_read(r->dir, 0, &epoch, &detail), ERR_OK);
     assert_int_equal(epoch, 0);
-    assert_int_equal(km_epoch_write(r->dir, 41, &detail), ERR_OK);
-    assert_int_equal(km_epoch_write(r->dir, 42, &detail), ERR_OK);
-    assert_int_equal(km_epoch_read(r->dir, &epoch, &detail), ERR_OK);
+    assert_int_equal(km_epoch_write(r->dir, 0, 41, &detail), ERR_OK);
+    assert_int_equal(km_epoch_write(r->dir, 0, 42, &detail), ERR_OK);
+    assert_int_equal(km_epoch_read(r->dir, 0, &epoch, &detail), ERR_OK);
     assert_int_equal(epoch, 42);
+    assert_int_equal(km_epoch_read(r->dir, 1, &epoch, &detail), ERR_OK); /* another pool's */
+    assert_int_equal(epoch, 0);
+    epoch = 42;
     char path[96];
     snprintf(path, sizeof(path), "%s/kv-epoch", r->dir);
     const char *bad[] = {"",
@@ -559,15 +562,15 @@ static void epoch_file_survives(void **state)
         FILE *f = fopen(path, "w");
         fputs(bad[i], f);
         fclose(f);
-        assert_int_equal(km_epoch_read(r->dir, &epoch, &detail), ERR_CORRUPT);
+        assert_int_equal(km_epoch_read(r->dir, 0, &epoch, &detail), ERR_CORRUPT);
         assert_int_equal(epoch, 42);
     }
     unlink(path);
     assert_int_equal(mkdir(path, 0700), 0);
-    assert_int_equal(km_epoch_read(r->dir, &epoch, &detail), ERR_IO);
-    assert_int_equal(km_epoch_write(r->dir, 43, &detail), ERR_IO);
+    assert_int_equal(km_epoch_read(r->dir, 0, &epoch, &detail), ERR_IO);
+    assert_int_equal(km_epoch_write(r->dir, 0, 43, &detail), ERR_IO);
     rmdir(path);
-    assert_int_equal(km_epoch_write("/nonexistent-folder", 43, &detail), ERR_IO);
+    assert_int_equal(km_epoch_write("/nonexistent-folder", 0, 43, &detail), ERR_IO);
 }
 
 int main(void)

@@ -91,7 +91,7 @@ static void test_queue_turns(void **state)
     } pushed[] = {{0, "a"}, {0, "a"}, {0, "a"}, {0, "b"}, {1, "c"}, {0, "c"}, {-1, "b"}, {0, "b"}};
     static const uint32_t wanted[] = {6, 0, 3, 5, 1, 7, 2, 4};
     (void)state;
-    assert_null(rt_queue_first(q, UINT32_MAX));
+    assert_null(rt_queue_first(q, UINT32_MAX, NULL, NULL));
     for (uint32_t i = 0; i < 8; i++) {
         struct msg_id id = id_of(i + 1);
         struct rt_request *r = rt_store_take(s, &id);
@@ -104,18 +104,18 @@ static void test_queue_turns(void **state)
     assert_int_equal(rt_queue_count(q), 8);
     assert_int_equal(rt_queue_tokens(q), 24);
     for (uint32_t n = 0; n < 8; n++) {
-        struct rt_request *r = rt_queue_first(q, UINT32_MAX);
+        struct rt_request *r = rt_queue_first(q, UINT32_MAX, NULL, NULL);
         assert_int_equal(r->order, wanted[n]);
         rt_queue_serve(q, r);
         if (n == 4) { /* comes back: first in line, whoever it is */
             rt_queue_push_front(q, r);
-            assert_ptr_equal(rt_queue_first(q, 3), r);
-            assert_null(rt_queue_first(q, 2));
+            assert_ptr_equal(rt_queue_first(q, 3, NULL, NULL), r);
+            assert_null(rt_queue_first(q, 2, NULL, NULL));
             rt_queue_remove(q, r);
         }
         rt_store_give(s, &r);
     }
-    assert_null(rt_queue_first(q, UINT32_MAX));
+    assert_null(rt_queue_first(q, UINT32_MAX, NULL, NULL));
     assert_int_equal(rt_queue_tokens(q), 0);
     rt_queue_destroy(&q);
     rt_store_destroy(&s);
@@ -134,7 +134,7 @@ static void test_queue_front_is_by_age(void **state)
         rt_queue_push_front(q, r);
     }
     for (uint32_t wanted = 1; wanted <= 7; wanted += 2) {
-        struct rt_request *r = rt_queue_first(q, UINT32_MAX);
+        struct rt_request *r = rt_queue_first(q, UINT32_MAX, NULL, NULL);
         assert_int_equal(r->order, wanted);
         rt_queue_remove(q, r);
         rt_store_give(s, &r);

@@ -265,6 +265,7 @@ static int setup(void **state)
     p->requests_max = 1024;
     p->queue_requests_max = 512;
     p->queue_tokens_max = p->store_tokens_max = 1 << 20;
+    p->sessions_max = 1024;
     p->workers_max = p->gateways_max = 4;
     p->worker_silence_ms = p->gateway_silence_ms = 20000;
     p->cancel_ms = p->canary_ms = 2000;

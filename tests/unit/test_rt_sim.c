@@ -16,6 +16,7 @@ static uint32_t run_count = RUNS;
 
 struct totals {
     uint64_t streams, finished, failed, cancelled, refused, resumed, gaps, lost, resubmits;
+    uint64_t affinity[RT_AFFINITY_COUNT], maps_asked, maps_used, maps_stale, maps_late;
     uint64_t codes[ERR_COUNT];
 };
 static struct totals totals;
@@ -29,6 +30,7 @@ static void streams_begin(struct world *w, uint32_t i)
         if (s == NULL)
             return;
         s->client = rng_below(&w->rng, 4);
+        s->session = rng_below(&w->rng, 2) ? 1 + rng_below(&w->rng, 40) : 0;
         s->priority = (int32_t)rng_below(&w->rng, 3) - 1;
         if (rng_below(&w->rng, 20) == 0)
             s->deadline_unix_us = UNIX_BASE + w->now_us + rng_below(&w->rng, 3000000);
@@ -121,6 +123,17 @@ static void gateway_fault(struct world *w, uint32_t i)
     }
 }
 
+static void redis_settings(struct world *w)
+{
+    w->look_answer = (enum look_answer)rng_below(&w->rng, 4);
+    w->look_worker = rng_below(&w->rng, w->worker_count);
+    w->look_us = rng_below(&w->rng, 60000);
+    for (uint32_t i = 0; i < w->worker_count; i++) {
+        w->workers[i].adopt_mute = rng_below(&w->rng, 4) == 0;
+        w->workers[i].adopt_valid = rng_below(&w->rng, 4);
+    }
+}
+
 static void break_something(struct world *w)
 {
     uint32_t dice = rng_below(&w->rng, 100);
@@ -130,8 +143,10 @@ static void break_something(struct world *w)
         gateway_fault(w, rng_below(&w->rng, w->gateway_count));
     else if (dice < 90)
         router_restart(w);
-    else
+    else if (dice < 95)
         w->unsent_permille = rng_below(&w->rng, 2) ? rng_below(&w->rng, 200) : 0;
+    else
+        redis_settings(w);
 }
 
 static void heal(struct world *w)
@@ -172,6 +187,7 @@ static void settings(struct world *w)
         w->workers[i].lossy = rng_below(&w->rng, 4) == 0;
     }
     w->lose_permille = rng_below(&w->rng, 20);
+    redis_settings(w);
 }
 
 static void hang_show(struct world *w)
@@ -230,6 +246,16 @@ static void run(uint64_t seed)
     totals.gaps += s.gaps;
     totals.lost += s.workers_lost;
     totals.resubmits += s.resubmits;
+    totals.maps_asked += s.maps_asked;
+    totals.maps_used += s.maps_used;
+    totals.maps_stale += s.maps_stale;
+    totals.maps_late += s.maps_late;
+    uint64_t placed = 0;
+    for (uint32_t i = 0; i < RT_AFFINITY_COUNT; i++) {
+        totals.affinity[i] += s.affinity[i];
+        placed += s.affinity[i];
+    }
+    assert_int_equal(placed, s.assigned); /* each assignment for exactly one reason */
     world_fini(&w);
 }
 
@@ -247,6 +273,12 @@ static void test_random_runs(void **state)
            (unsigned long long)totals.refused, (unsigned long long)totals.resumed,
            (unsigned long long)totals.gaps, (unsigned long long)totals.lost,
            (unsigned long long)totals.resubmits);
+    printf("maps asked %llu used %llu stale %llu late %llu; assignments by affinity:",
+           (unsigned long long)totals.maps_asked, (unsigned long long)totals.maps_used,
+           (unsigned long long)totals.maps_stale, (unsigned long long)totals.maps_late);
+    for (uint32_t i = 0; i < RT_AFFINITY_COUNT; i++)
+        printf(" %llu", (unsigned long long)totals.affinity[i]);
+    printf("\n");
     for (uint32_t i = 0; i < ERR_COUNT; i++) {
         if (totals.codes[i] > 0)
             printf("%s %llu\n", err_name((enum err)i), (unsigned long long)totals.codes[i]);
@@ -257,6 +289,9 @@ static void test_random_runs(void **state)
     assert_true(totals.finished > 20 * RUNS && totals.cancelled > RUNS / 2);
     assert_true(totals.resumed > RUNS && totals.resubmits > RUNS / 4);
     assert_true(totals.gaps > RUNS / 4 && totals.failed > 0);
+    for (uint32_t i = 0; i < RT_AFFINITY_COUNT; i++)
+        assert_true(totals.affinity[i] > 0 || i == RT_MISS_SMALL);
+    assert_true(totals.maps_used > 0 && totals.maps_stale > 0 && totals.maps_late > 0);
 }
 
 static int report(void **state)
