@@ -25,6 +25,13 @@ static void forget_all(struct wk_core *core)
     }
 }
 
+/* Another drafter may hold what this one could not. */
+static void barred_forget(struct wk_core *core)
+{
+    for (uint32_t i = 0; i < core->order_count; i++)
+        core->seqs[core->order[i]].draft.barred = false;
+}
+
 /* A silent drafter is not waited for; what it missed meanwhile it gets with the next DraftOpen. */
 void wk_core_draft_check(struct wk_core *core)
 {
@@ -63,7 +70,8 @@ static bool open_send(struct wk_core *core, struct wk_seq *seq, uint32_t length)
 void wk_core_draft_feed(struct wk_core *core, struct wk_seq *seq)
 {
     struct wk_draft *d = &seq->draft;
-    if (!core->drafter_taps || !seq->setup.taps || !wk_core_drafter_up(core, core->now_us))
+    if (!core->drafter_taps || !seq->setup.taps || d->barred ||
+        !wk_core_drafter_up(core, core->now_us))
         return;
     if (!d->opened || d->epoch != core->kv_epoch) {
         open_send(core, seq, wk_core_length(core, seq));
@@ -143,7 +151,7 @@ void wk_core_draft_ask(struct wk_core *core, struct wk_seq *seq)
                                            d->verify > 0 ? WK_SPEC_DRAFTS_MAX : 0);
     if (wanted > core->drafter_max)
         wanted = core->drafter_max;
-    if (wanted == 0 || !wk_core_drafter_up(core, core->now_us))
+    if (wanted == 0 || d->barred || !wk_core_drafter_up(core, core->now_us))
         return;
     if ((!d->opened || d->epoch != core->kv_epoch) && !open_send(core, seq, length))
         return;
@@ -177,6 +185,25 @@ bool wk_core_draft_settled(const struct wk_core *core, const struct wk_seq *seq)
     return seq->draft.state != WK_DRAFT_ASKED || core->now_us >= seq->draft.deadline_us;
 }
 
+/* Whatever the refusal: this step runs without drafts. */
+static void on_refusal(struct wk_core *core, struct wk_draft *d, uint32_t code)
+{
+    switch (code) {
+    case ERR_NOT_FOUND:
+    case ERR_EPOCH:
+        d->opened = false; /* told everything again with the next question */
+        break;
+    case ERR_CONTEXT:
+        d->barred = true; /* too long for it, and requests do not become shorter */
+        break;
+    case ERR_TIMEOUT:
+        core->stats.drafts_timeout++;
+        break;
+    default: /* it holds the sequence; the next answer may be a better one */
+        break;
+    }
+}
+
 static void on_reply(struct wk_core *core, const struct msg *m)
 {
     const struct msg_draft_reply *r = &m->u.draft_reply;
@@ -191,11 +218,12 @@ static void on_reply(struct wk_core *core, const struct msg *m)
     d->state = WK_DRAFT_READY;
     d->count = 0;
     if (r->code != ERR_OK) {
-        d->opened = false; /* NOT_FOUND, EPOCH or a surprise: tell it everything again */
+        on_refusal(core, d, r->code);
         return;
     }
     if (r->epoch != d->epoch || r->base_length != d->length) {
         core->stats.drafts_late++;
+        d->opened = false; /* it does not hold what it should */
         return;
     }
     uint32_t count = r->ids_count < d->wanted ? r->ids_count : d->wanted;
@@ -222,6 +250,7 @@ void wk_core_draft_msg(struct wk_core *core, const struct msg *m)
     const struct msg_draft_hello_reply *h = &m->u.draft_hello_reply;
     if (h->incarnation != core->drafter_incarnation) {
         forget_all(core);
+        barred_forget(core);
         core->accept_rate = 1; /* another drafter begins with a clean sheet */
         core->accept_steps = 0;
         core->drafter_poor = false;

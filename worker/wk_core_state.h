@@ -34,6 +34,7 @@ enum wk_draft_state { WK_DRAFT_NONE, WK_DRAFT_ASKED, WK_DRAFT_READY };
 struct wk_draft {
     enum wk_draft_state state;
     bool opened;
+    bool barred;     /* too long for this drafter: not asked again */
     uint32_t epoch;  /* of the DraftOpen */
     uint32_t length; /* tokens that the drafter holds */
     uint64_t step;   /* of the question */

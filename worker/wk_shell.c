@@ -417,6 +417,9 @@ enum err wk_shell_create(struct loop *l, const struct wk_params *params, const c
         wk_shell_destroy(&s);
         return e;
     }
+    uint32_t swept = wk_taps_sweep();
+    if (swept > 0)
+        log_info(WORKER, "tap rings of dead workers removed", "count=%u", swept);
     exec_open(s);
     loop_timer_start(s->beat, WK_BEAT_US, true);
     loop_timer_start(s->progress, PROGRESS_US, true);

@@ -62,7 +62,6 @@ static void taps_settle(struct wk_shell *s, const struct msg_draft_hello_reply *
     if (h->tap_layer_count == 0 || t->refused || taps_same(&t->options, h))
         return;
     struct wk_taps_options o = {
-        .path = t->path,
         .type = h->tap_type,
         .hidden = h->tap_hidden,
         .layer_count = h->tap_layer_count,
@@ -70,7 +69,6 @@ static void taps_settle(struct wk_shell *s, const struct msg_draft_hello_reply *
     };
     rng_system(&o.incarnation, sizeof o.incarnation);
     memcpy(o.layers, h->tap_layers, h->tap_layer_count * sizeof *o.layers);
-    wk_taps_path(s->params->run_dir, s->params->id, t->turn++, t->path);
     enum err e = taps_check(s, h, &detail);
     if (e == ERR_OK)
         e = wk_taps_create(&o, &taps, &detail);
@@ -80,6 +78,7 @@ static void taps_settle(struct wk_shell *s, const struct msg_draft_hello_reply *
         return;
     }
     t->options = o;
+    wk_taps_path(o.incarnation, t->path);
     wk_exec_taps(s->exec, &taps);
     log_info(WORKER, "tap ring made", "path=%s layers=%u hidden=%u type=%s", t->path, o.layer_count,
              o.hidden, o.type == TAP_BF16 ? "bf16" : "f32");

@@ -341,6 +341,51 @@ static void a_silent_drafter_is_not_waited_for(void **state)
     world_free(w);
 }
 
+/* Only a drafter that does not hold the sequence is told it anew; one that cannot is left alone. */
+static void a_refusal_says_what_follows(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t code, opens_min, opens_max, asked_min, asked_max;
+    } cases[] = {
+        {ERR_NOT_FOUND, 20, 400, 20, 400}, {ERR_EPOCH, 20, 400, 20, 400},
+        {ERR_TIMEOUT, 1, 1, 20, 400},      {ERR_CONTEXT, 1, 1, 1, 1},
+        {ERR_UNSUPPORTED, 1, 1, 20, 400},  {ERR_INTERNAL, 1, 1, 20, 400},
+    };
+    struct wk_core_options o = options_of(4, 16);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct world *w = world_new(12, &o, 64);
+        w->drafter = DRAFT_RIGHT;
+        hello(w);
+        struct request *r = request_add(w, 10, 80, "fixed:7");
+        r->q.limits.output_tokens_min = 80;
+        plain_run(w, r);
+        assign(w, r);
+        w->drafter_code = cases[i].code;
+        while (r->got_count < 40)
+            advance(w);
+        assert_in_range(w->drafter_opens, cases[i].opens_min, cases[i].opens_max);
+        assert_in_range(w->drafter_asked, cases[i].asked_min, cases[i].asked_max);
+        /* The last answer may still be on its way. */
+        uint32_t counted = cases[i].code == ERR_TIMEOUT ? w->drafter_asked : 0;
+        assert_in_range(wk_core_stats(w->core)->drafts_timeout, counted > 0 ? counted - 1 : 0,
+                        counted);
+        /* What went well again goes on; what was too long does so with another drafter. */
+        w->drafter_code = ERR_OK;
+        if (cases[i].code == ERR_CONTEXT) {
+            w->drafter_incarnation++;
+            r->drafter_open = false;
+            hello(w);
+        }
+        uint32_t opens = w->drafter_opens;
+        run_all(w);
+        check_over(w);
+        assert_true(w->drafter_opens <= opens + 1);
+        assert_true(wk_core_stats(w->core)->accepted > 10);
+        world_free(w);
+    }
+}
+
 /* What one turn leaves is what the next one finds. */
 static void turns_begin_where_the_last_one_ended(void **state)
 {
@@ -566,6 +611,7 @@ int main(void)
         cmocka_unit_test(drain_stop_and_deadlines),
         cmocka_unit_test(a_new_router_starts_over),
         cmocka_unit_test(a_silent_drafter_is_not_waited_for),
+        cmocka_unit_test(a_refusal_says_what_follows),
         cmocka_unit_test(turns_begin_where_the_last_one_ended),
         cmocka_unit_test(a_thousand_runs),
     };

@@ -38,6 +38,9 @@ static inline void draft_reply(struct world *w, struct request *r, const struct 
     r->drafter_count += p->ids_count;
     assert_int_equal(p->anchor, r->drafter_ids[r->drafter_count - 1]);
     reply->base_length = r->drafter_count;
+    reply->code = w->drafter_code;
+    if (reply->code != ERR_OK)
+        return;
     reply->ids_count = rng_below(&w->rng, 8) ? p->draft_count : rng_below(&w->rng, 8);
     for (uint32_t j = 0; j < reply->ids_count; j++) {
         uint32_t at = r->drafter_count - r->q.prompt_count + j;
@@ -61,10 +64,12 @@ static inline void draft_message(struct world *w, const struct msg *m)
     struct request *r = request_of(w, &m->id);
     if (m->type == MSG_DRAFT_OPEN) {
         r->drafter_open = true;
+        w->drafter_opens++;
         r->drafter_count = m->u.draft_open.ids_count;
         memcpy(r->drafter_ids, m->u.draft_open.ids, r->drafter_count * sizeof(uint32_t));
     } else if (m->type == MSG_DRAFT_PROPOSE) {
         assert_true(m->u.draft_propose.draft_count >= 1 && m->u.draft_propose.draft_count <= 7);
+        w->drafter_asked++;
         draft_reply(w, r, m);
     } else {
         assert_int_equal(m->type, MSG_DRAFT_CLOSE);
