@@ -171,6 +171,21 @@ static struct df_known_peer *peer_find(struct df_core *core, const struct df_pee
     return oldest;
 }
 
+/* Which field of the hello says that the network was made for another target; NULL = none. */
+static const char *misfit_of(const struct df_core_options *o, const struct msg_draft_hello *h)
+{
+    if (h->hidden != o->network_hidden)
+        return "hidden";
+    if (h->vocab_size != o->network_vocab)
+        return "vocab_size";
+    if (memcmp(&h->tokenizer_fp, &o->network_tokenizer, sizeof h->tokenizer_fp) != 0)
+        return "tokenizer_fp";
+    for (uint32_t i = 0; i < o->tap_layer_count; i++)
+        if (o->tap_layers[i] >= h->layers)
+            return "layers";
+    return NULL;
+}
+
 static void on_hello(struct df_core *core, const struct df_event *event, struct df_actions *actions)
 {
     struct df_known_peer *k = peer_find(core, &event->peer);
@@ -187,14 +202,14 @@ static void on_hello(struct df_core *core, const struct df_event *event, struct 
     }
     const struct msg_draft_hello *h = &event->msg->u.draft_hello;
     const struct df_core_options *o = &core->options;
+    const char *misfit = o->network_drafts > 0 ? misfit_of(o, h) : NULL;
+    if (!k->used || k->incarnation != incarnation)
+        actions->misfit = misfit;
     k->used = true;
     k->incarnation = incarnation;
     k->last_use = ++core->use;
-    k->fits = o->network_drafts > 0 && h->hidden == o->network_hidden &&
-              h->vocab_size == o->network_vocab;
-    for (uint32_t i = 0; i < o->tap_layer_count; i++)
-        k->fits = k->fits && o->tap_layers[i] < h->layers;
-    core->counters.misfits += o->network_drafts > 0 && !k->fits;
+    k->fits = o->network_drafts > 0 && misfit == NULL;
+    core->counters.misfits += misfit != NULL;
     actions->fits = k->fits;
     actions->peer = (uint32_t)(k - core->peers);
     actions->reply = true;
@@ -405,6 +420,7 @@ void df_core_step(struct df_core *core, const struct df_event *event,
     ret_actions->reply = false;
     ret_actions->ask = false;
     ret_actions->fits = false;
+    ret_actions->misfit = NULL;
     ret_actions->fresh = false;
     ret_actions->cut = false;
     ret_actions->length = 0;

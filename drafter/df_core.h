@@ -45,10 +45,11 @@ struct df_actions {
     uint32_t anchor; /* ask: the last token, at length - 1 */
     uint32_t peer;   /* number of the peer, DF_NONE before its hello */
     bool fits;       /* hello: the network can draft for this target */
-    uint32_t sequence; /* that the message was about, DF_NONE = none */
-    uint32_t length;   /* of it, in tokens */
-    bool fresh;        /* it begins */
-    bool cut;          /* its tokens from cut_length on were other ones */
+    const char *misfit; /* hello, the first of this process: the field that is why it cannot */
+    uint32_t sequence;  /* that the message was about, DF_NONE = none */
+    uint32_t length;    /* of it, in tokens */
+    bool fresh;         /* it begins */
+    bool cut;           /* its tokens from cut_length on were other ones */
     uint32_t cut_length;
     struct msg msg;
     uint32_t ids[MSG_DRAFT_IDS_MAX]; /* what msg points to */
@@ -68,6 +69,7 @@ struct df_core_options {
     /* The network; drafts 0 = there is none, n-gram drafts only. */
     uint32_t network_drafts;
     uint32_t network_hidden, network_vocab;
+    struct hash128 network_tokenizer; /* of the tokens that it was made for */
     uint32_t tap_layer_count, tap_layers[MSG_TAPS_MAX], tap_type;
     uint32_t ngram_first; /* a match of so many tokens goes before the network; 0 = never */
 };

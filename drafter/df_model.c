@@ -155,6 +155,12 @@ const struct dflash_config *df_model_config(const struct df_model *m)
     return dflash_config(m->drafter);
 }
 
+struct hash128 df_model_tokenizer(const struct df_model *m)
+{
+    CHECK_OBJ(m, DF_MODEL_MAGIC);
+    return dflash_tokenizer(m->drafter);
+}
+
 const char *df_model_formats(const struct df_model *m)
 {
     CHECK_OBJ(m, DF_MODEL_MAGIC);

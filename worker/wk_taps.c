@@ -54,8 +54,7 @@ uint32_t wk_taps_sweep(void)
     for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
         if (!ring_name(entry->d_name))
             continue;
-        int fd = openat(dirfd(folder), entry->d_name,
-                        O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        int fd = openat(dirfd(folder), entry->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
         if (fd < 0)
             continue; /* of another user, or gone meanwhile */
         if (flock(fd, LOCK_EX | LOCK_NB) == 0 && unlinkat(dirfd(folder), entry->d_name, 0) == 0)

@@ -16,7 +16,7 @@ struct wk_taps;
 
 struct wk_taps_options {
     uint64_t incarnation; /* random: names the file */
-    uint32_t type; /* enum tap_type */
+    uint32_t type;        /* enum tap_type */
     uint32_t hidden;
     uint32_t layer_count; /* 1..TAP_RING_TAPS_MAX */
     uint32_t layers[TAP_RING_TAPS_MAX];

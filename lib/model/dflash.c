@@ -277,6 +277,12 @@ const struct dflash_config *dflash_config(const struct dflash *d)
     return &d->config;
 }
 
+struct hash128 dflash_tokenizer(const struct dflash *d)
+{
+    CHECK_OBJ(d, DFLASH_MAGIC);
+    return d->tokenizer_fp;
+}
+
 const char *dflash_formats(const struct dflash *d)
 {
     CHECK_OBJ(d, DFLASH_MAGIC);

@@ -365,6 +365,7 @@ static enum err tokens(struct binding *b)
                   b->detail));
     enum err e =
         vocabulary_read(text, bytes, d->config.vocab_size, d->has_token, &assistant, b->detail);
+    d->tokenizer_fp = vocabulary_fp(text, bytes);
     free(text);
     if (e != ERR_OK)
         return e;

@@ -66,7 +66,8 @@ struct dflash {
     struct safetensors *tensors, *borrowed;
     struct dflash_weights weights;
     uint8_t *has_token; /* [vocab] */
-    void **owned;       /* everything taken at load */
+    struct hash128 tokenizer_fp;
+    void **owned; /* everything taken at load */
     uint32_t owned_count, owned_max;
     double *rope;                         /* [head_dim / 2] frequencies */
     uint64_t layer_at[DFLASH_LAYERS_MAX]; /* floats from a context's start */

@@ -77,13 +77,14 @@ struct model_info {
      * from the model */
     const uint8_t *has_token;
     /* over tensors (name, dtype, shape, xxh3-128), config, tokenizer */
-    struct hash128 model_fp;   /* weights, config, tokenizer, chat template */
-    struct hash128 weights_fp; /* names, shapes and bytes of the tensors alone */
-    const char *kernels;       /* variants in use, for the log: "avx2 fast: linear ...; ref: ..." */
-    uint32_t threads;          /* in use */
-    char quantization[192];    /* from the tensors, e.g. "bf16, 4.6 M parameters" */
-    char warnings[1024];       /* one a line: what config or path say otherwise; "" = none */
-    uint64_t weight_bytes;     /* of all tensors in the files */
+    struct hash128 model_fp;     /* weights, config, tokenizer, chat template */
+    struct hash128 tokenizer_fp; /* lib/model/vocabulary.h; zero without one */
+    struct hash128 weights_fp;   /* names, shapes and bytes of the tensors alone */
+    const char *kernels;    /* variants in use, for the log: "avx2 fast: linear ...; ref: ..." */
+    uint32_t threads;       /* in use */
+    char quantization[192]; /* from the tensors, e.g. "bf16, 4.6 M parameters" */
+    char warnings[1024];    /* one a line: what config or path say otherwise; "" = none */
+    uint64_t weight_bytes;  /* of all tensors in the files */
     /* geometry of the cache, for kvmgr */
     uint32_t dsa_layers;  /* layers with latent and index rows */
     uint32_t latent_dim;  /* kv_lora_rank */

@@ -142,6 +142,8 @@ static enum err load_tensors(struct model *m, const struct model_options *option
                            options->progress_arg, hashes, detail);
     m->info.model_fp = identity_fingerprint(m->tensors, texts, hashes);
     const struct identity_texts none = {.config = "", .tokenizer = ""};
+    if (texts->tokenizer != NULL)
+        m->info.tokenizer_fp = vocabulary_fp(texts->tokenizer, texts->tokenizer_bytes);
     m->info.weights_fp = identity_fingerprint(m->tensors, &none, hashes);
     mem_give(hashes);
     m->info.weight_bytes = safetensors_file_bytes(m->tensors);

@@ -5,7 +5,9 @@ import os
 import random
 import re
 import signal
+import shutil
 import socket
+import tempfile
 import threading
 import time
 
@@ -180,14 +182,11 @@ def test_slots_and_prefixes_are_no_trap():
 
 
 def test_off_leaves_nothing_behind():
-    ring = "/dev/shm/tandem-taps-"
-    before = {f for f in os.listdir("/dev/shm") if f.startswith("tandem-taps-")}
     with Cluster(drafter__model="") as c:
         got = complete(c, prompts()[0])
         assert got.usage["tandem"]["spec"] == "fixed:7"
-        made = {f for f in os.listdir("/dev/shm") if f.startswith("tandem-taps-")} - before
         assert c.health("drafter")["source"] == "ngram"
-        assert "tap ring made" not in c.log("worker"), (ring, made)
+        assert "tap ring made" not in c.log("worker")
     with Cluster(worker__spec="off") as c:
         attached(c)
         plain = complete(c, prompts()[0])
@@ -196,9 +195,54 @@ def test_off_leaves_nothing_behind():
         assert metrics(c, "worker")["tandem_worker_tap_records"] == 0
         assert complete(c, prompts()[0], spec="fixed:3").ids == got.ids
         assert metrics(c, "worker")["tandem_worker_tap_records"] > 0
-        mine = c.log("worker").split("path=/dev/shm/")[1].split()[0]
+        mine = ring_of(c)
         assert mine in os.listdir("/dev/shm")
     assert mine not in os.listdir("/dev/shm")
+
+
+def ring_of(c):
+    """Path of the worker's newest ring."""
+    return c.log("worker").rsplit("path=/dev/shm/", 1)[1].split()[0]
+
+
+def test_rings_of_the_dead_are_removed():
+    """By the worker that takes the dead one's place, and by `tandem down`; never another's."""
+    with Cluster(**STEADY) as c, Cluster(**STEADY) as other:
+        attached(c)
+        attached(other)
+        first = ring_of(c)
+        c.wait_restart("worker", c.kill("worker"))
+        wait_for("another ring", 15, lambda: ring_of(c) != first)
+        assert first not in os.listdir("/dev/shm")
+        second = attached(c) and ring_of(c)
+        assert complete(c, prompts()[0], spec="fixed:3").usage["tandem"]["accepted"] > 0
+        with open(os.path.join(c.run_dir, "worker-0.super"), encoding="ascii") as f:
+            os.kill(int(f.read()), signal.SIGKILL)
+        c.kill("worker")
+        assert second in os.listdir("/dev/shm")
+        c.tandem("down")
+        assert second not in os.listdir("/dev/shm")
+        third = ring_of(other)
+        assert third in os.listdir("/dev/shm")
+    assert third not in os.listdir("/dev/shm")
+
+
+def test_another_tokenizer_is_refused():
+    """Same sizes, other tokens: the network is not used, both sides say so, the text is the same."""
+    with tempfile.TemporaryDirectory(prefix="tandem-target-") as target:
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            shutil.copy(os.path.join(cluster.DEMO, name), target)
+        with open(os.path.join(target, "tokenizer.json"), "a", encoding="utf-8") as f:
+            f.write("\n")
+        with Cluster(drafter__target=target, **STEADY) as c:
+            wait_for("a refusal", 10, lambda: "made for another model" in c.log("drafter"))
+            line = re.search(r"made for another model.*", c.log("drafter")).group()
+            assert "field=tokenizer_fp" in line, line
+            wait_for("n-gram", 5, lambda: c.health("worker")["drafter"] == "ngram")
+            got = complete(c, prompts()[0])
+            assert got.ids == complete(c, prompts()[0], spec="off").ids
+            assert c.health("drafter")["rings"] == 0
+            assert c.log("drafter").count("made for another model") == 1
 
 
 def test_policies_show_themselves():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Malformed and lying frames to every process: dropped and counted, the process lives and serves,
 and no client's text changes."""
+import hashlib
 import os
 import random
 import re
@@ -163,6 +164,11 @@ def lies_to_kvmgr(rng):
         yield message("KvAdopt", epoch=epoch, session_key="x" * 300, count=2, payload=bytes(40))
 
 
+def tokenizer_fp(model):
+    with open(os.path.join(model, "tokenizer.json"), "rb") as f:
+        return hashlib.blake2b(f.read(), digest_size=16).digest()
+
+
 def lies_to_drafter(rng):
     ident = rng.randbytes(16)
     yield message("DraftPropose", ident, base_length=3, anchor=1, draft_count=7, step=1, ids_count=1,
@@ -181,6 +187,7 @@ def lies_to_drafter(rng):
     yield message("DraftHello", incarnation=1, model_fp=bytes(3))
     for ring in ("/dev/null", "/etc/passwd", "/dev/shm", "/nonexistent", "x" * 300, ""):
         yield message("DraftHello", incarnation=2, hidden=128, layers=8, vocab_size=1024,
+                      tokenizer_fp=tokenizer_fp(cluster.DEMO),
                       tap_ring=ring, tap_ring_incarnation=RANDOM)
 
 
@@ -291,6 +298,12 @@ def test_lies_of_a_fake_drafter():
                 worker.send(message("DraftHelloReply", incarnation=98 + hidden % 7 + kind,
                                     source="dflash", draft_tokens_max=7, tap_layers=layers,
                                     tap_hidden=hidden, tap_type=kind))
+            # Its name is anything at all: the status says it and stays what it is.
+            name = '"},\\ \x01\n\x1b[2J"state":"down' + "\u00e9" * 40
+            worker.send(message("DraftHelloReply", incarnation=96, source=name, draft_tokens_max=7))
+            shown = name.encode()[:31].decode(errors="ignore")
+            wait_for("the name", 5, lambda: c.health("worker")["drafter"] == shown)
+            assert c.health("worker")["state"] == "ready"
             worker.send(message("DraftHelloReply", incarnation=99, source="ngram",
                                 draft_tokens_max=16))
             goal, answered = load.done + 4, 0

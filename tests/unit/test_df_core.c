@@ -476,12 +476,17 @@ static void the_network_is_asked_where_it_fits(void **state)
                                           .network_drafts = 7,
                                           .network_hidden = 128,
                                           .network_vocab = 1024,
+                                          .network_tokenizer = {.bytes = {[15] = 9}},
                                           .tap_layer_count = 2,
                                           .tap_layers = {6, 1},
                                           .tap_type = 1});
     static const struct {
         uint32_t hidden, layers, vocab;
-    } misfits[] = {{64, 8, 1024}, {128, 6, 1024}, {128, 8, 1000}, {0, 0, 0}};
+        uint8_t tokenizer;
+        const char *field;
+    } misfits[] = {{64, 8, 1024, 9, "hidden"},        {128, 6, 1024, 9, "layers"},
+                   {128, 8, 1000, 9, "vocab_size"},   {128, 8, 1024, 8, "tokenizer_fp"},
+                   {128, 8, 1024, 0, "tokenizer_fp"}, {0, 0, 0, 0, "hidden"}};
     struct msg m = {.type = MSG_DRAFT_HELLO, .u.draft_hello = {.incarnation = 1}};
     const uint32_t ids[] = {5, 6, 7, 5, 6};
     for (size_t i = 0; i <= sizeof misfits / sizeof misfits[0]; i++) {
@@ -489,7 +494,15 @@ static void the_network_is_asked_where_it_fits(void **state)
         m.u.draft_hello.hidden = fits ? 128 : misfits[i].hidden;
         m.u.draft_hello.layers = fits ? 8 : misfits[i].layers;
         m.u.draft_hello.vocab_size = fits ? 1024 : misfits[i].vocab;
+        m.u.draft_hello.tokenizer_fp.bytes[15] = fits ? 9 : misfits[i].tokenizer;
+        m.u.draft_hello.incarnation = 1 + i;
         step(&r, &m);
+        if (fits)
+            assert_null(r.actions->misfit);
+        else
+            assert_string_equal(r.actions->misfit, misfits[i].field);
+        step(&r, &m); /* said once for each process */
+        assert_null(r.actions->misfit);
         const struct msg_draft_hello_reply *h = &r.actions->msg.u.draft_hello_reply;
         assert_string_equal(h->source, fits ? "dflash" : "ngram");
         assert_int_equal(h->tap_layer_count, fits ? 2 : 0);
@@ -510,7 +523,7 @@ static void the_network_is_asked_where_it_fits(void **state)
         assert_true(r.actions->reply && !r.actions->ask);
         assert_int_equal(r.actions->msg.u.draft_reply.ids_count, 7);
     }
-    assert_int_equal(r.core->counters.misfits, 4);
+    assert_int_equal(r.core->counters.misfits, 2 * sizeof misfits / sizeof misfits[0]);
     /* Other tokens in the middle are told, so that the context goes back too. */
     const uint32_t other[] = {5, 6, 9};
     open_seq(&r, 1, 3, other, 3);

@@ -150,8 +150,8 @@ static void a_sweep_takes_what_the_dead_left(void **state)
     if (child == 0) {
         struct wk_taps_options o = options_of(dead), o2 = options_of(other);
         struct wk_taps *taps = NULL;
-        bool made = wk_taps_create(&o, &taps, NULL) == ERR_OK &&
-                    wk_taps_create(&o2, &taps, NULL) == ERR_OK;
+        bool made =
+            wk_taps_create(&o, &taps, NULL) == ERR_OK && wk_taps_create(&o2, &taps, NULL) == ERR_OK;
         if (write(ready[1], made ? "y" : "n", 1) == 1)
             pause();
         _exit(1);
