@@ -60,7 +60,7 @@ struct df_actions {
 struct df_core_options {
     uint32_t sequences_max; /* 1..DF_SEQUENCES_MAX */
     uint32_t context_max;
-    uint64_t tokens_max;           /* >= context_max */
+    uint64_t tokens_max;           /* >= context_max; bounds what memory is held for */
     uint32_t match_min, match_max; /* 1..DF_NGRAM_MAX */
     uint64_t silence_us_max;
     uint64_t deadline_us; /* later than this after received_us: no drafts */
@@ -88,6 +88,7 @@ struct df_sequence {
     uint32_t epoch;
     uint64_t last_us;
     uint64_t last_use; /* order of use, for eviction */
+    uint32_t high;     /* most tokens since its memory was given back: so much of it is in use */
     struct df_ngram ngram;
 };
 
@@ -103,7 +104,7 @@ struct df_core {
     uint32_t magic;
     struct df_core_options options;
     uint64_t use;
-    uint64_t tokens; /* sum of all lengths */
+    uint64_t tokens; /* sum of `high`: what memory is held for, also after a cut */
     uint32_t live;
     uint64_t now_us;
     struct df_counters counters;

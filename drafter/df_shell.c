@@ -57,7 +57,7 @@ struct df_pending {
     struct bus_peer peer;
     struct msg reply;
     uint64_t received_us;
-    uint32_t sequence, wanted, anchor, ring;
+    uint32_t sequence, wanted, anchor;
 };
 
 struct df_shell {
@@ -210,8 +210,7 @@ static void pending_add(struct df_shell *s, const struct bus_peer *peer, uint64_
                              .received_us = received_us,
                              .sequence = s->actions.sequence,
                              .wanted = s->actions.wanted,
-                             .anchor = s->actions.anchor,
-                             .ring = s->actions.peer};
+                             .anchor = s->actions.anchor};
     p->reply.u.draft_reply.ids = NULL;
 }
 

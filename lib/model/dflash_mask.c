@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "lib/model/dflash_mask.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -114,6 +115,8 @@ static enum err read_values(const struct zip *z, uint32_t hidden, struct dflash 
         mask[i] = bf16  ? op_f32_from_bf16((uint16_t)u16_at(p))
                   : f16 ? op_f32_from_f16((uint16_t)u16_at(p))
                         : op_f32_from_bits(u32_at(p));
+        if (!isfinite(mask[i]))
+            return err_set(detail, ERR_INVALID, MASK_FILE ": not finite at [%u]", i);
     }
     *ret_mask = mask;
     return ERR_OK;

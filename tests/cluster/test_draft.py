@@ -186,7 +186,7 @@ def test_off_leaves_nothing_behind():
         got = complete(c, prompts()[0])
         assert got.usage["tandem"]["spec"] == "fixed:7"
         assert c.health("drafter")["source"] == "ngram"
-        assert "tap ring made" not in c.log("worker")
+        assert "tap ring made" not in c.log("worker") and not rings_mapped(c, "worker")
     with Cluster(worker__spec="off") as c:
         attached(c)
         plain = complete(c, prompts()[0])
@@ -197,12 +197,18 @@ def test_off_leaves_nothing_behind():
         assert metrics(c, "worker")["tandem_worker_tap_records"] > 0
         mine = ring_of(c)
         assert mine in os.listdir("/dev/shm")
+        assert rings_mapped(c, "worker") == rings_mapped(c, "drafter") == {mine}
     assert mine not in os.listdir("/dev/shm")
 
 
 def ring_of(c):
     """Path of the worker's newest ring."""
     return c.log("worker").rsplit("path=/dev/shm/", 1)[1].split()[0]
+
+
+def rings_mapped(c, role):
+    with open(f"/proc/{c.pid(role)}/maps", encoding="utf-8") as f:
+        return {os.path.basename(line.split()[-1]) for line in f if "/dev/shm/tandem-taps" in line}
 
 
 def test_rings_of_the_dead_are_removed():
