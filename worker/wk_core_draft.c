@@ -16,12 +16,18 @@ bool wk_core_drafter_up(const struct wk_core *core, uint64_t now_us)
     return core->drafter_incarnation != 0 && now_us < core->drafter_seen_us + DRAFTER_SILENCE_US;
 }
 
+bool wk_core_draft_own(const struct wk_spec *spec)
+{
+    return strcmp(spec->source, WK_SOURCE_MTP) == 0;
+}
+
 static void forget_all(struct wk_core *core)
 {
     for (uint32_t i = 0; i < core->order_count; i++) {
-        struct wk_draft *d = &core->seqs[core->order[i]].draft;
-        d->opened = false;
-        d->state = WK_DRAFT_NONE;
+        struct wk_seq *seq = &core->seqs[core->order[i]];
+        seq->draft.opened = false;
+        if (!wk_core_draft_own(&seq->spec))
+            seq->draft.state = WK_DRAFT_NONE;
     }
 }
 
@@ -178,6 +184,17 @@ void wk_core_draft_ask(struct wk_core *core, struct wk_seq *seq)
     d->wanted = wanted;
     d->state = WK_DRAFT_ASKED;
     d->deadline_us = core->now_us + (uint64_t)core->options.deadline_ms * 1000;
+}
+
+void wk_core_draft_take(struct wk_core *core, struct wk_seq *seq, const struct wk_result_seq *r)
+{
+    struct wk_draft *d = &seq->draft;
+    CHECK(seq->state == WK_SEQ_DECODE && r->draft_count < WK_STEP_ROWS_MAX);
+    d->state = WK_DRAFT_READY;
+    d->verify = seq->spec.draft_count;
+    d->count = wk_verify_drafts_max(&seq->limits, wk_core_length(core, seq),
+                                    wk_core_outputs(core, seq), r->draft_count);
+    memcpy(d->ids, r->draft_ids, d->count * sizeof *d->ids);
 }
 
 bool wk_core_draft_settled(const struct wk_core *core, const struct wk_seq *seq)

@@ -17,6 +17,7 @@ struct wk_exec_options;
 struct wk_ranks;
 
 /* Without waker and ranks. */
+bool wk_params_mtp(const struct wk_params *p); /* whether the MTP layer is to be loaded */
 struct wk_exec_options wk_params_exec(const struct wk_params *p);
 /* Only with ranks > 1.  Files lie in run_dir. */
 MUST_USE enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,

@@ -339,6 +339,7 @@ static void core_options_fill(struct wk_shell *s, const struct wk_spec *spec)
         .decode_rows_max = p->decode_rows_max,
         .deadline_ms = p->deadline_ms,
         .ids_max = p->ids_max,
+        .mtp = wk_params_mtp(p),
         .spec = *spec,
         .ema = {.alpha = p->ema_alpha,
                 .margin = p->ema_margin,

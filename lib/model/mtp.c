@@ -17,8 +17,8 @@ STATIC_CHECK(SCRATCH_ROWS >= MODEL_DRAFT_ROWS_MAX);
 
 struct entry {
     bool live; /* rows have come, one after another */
-    bool lost; /* there was no room: nothing until it begins anew */
     bool pending;
+    uint64_t use;          /* order of feeds: the least recently fed one makes room */
     uint32_t base, length; /* row 0 is position base; rows that are final */
     uint32_t block_count;
     uint32_t *blocks; /* [table_max] */
@@ -46,6 +46,7 @@ struct mtp {
     float *logits, *first_logits;
     uint32_t ids[STAGE_ROWS];
     uint32_t staged;
+    uint64_t use;
 };
 
 /* ---- life ---- */
@@ -225,7 +226,7 @@ static void restart(struct mtp *t, struct entry *e, uint32_t base)
     while (e->block_count > 0)
         t->free[t->free_count++] = e->blocks[--e->block_count];
     CHECK(t->free_count <= t->kv.block_count);
-    e->live = e->lost = e->pending = false;
+    e->live = e->pending = false;
     e->length = 0;
     e->base = base;
 }
@@ -235,10 +236,24 @@ void mtp_begin(struct mtp *t, uint32_t entry)
     restart(t, entry_at(t, entry), 0);
 }
 
+/* An ended sequence is told by nobody: it is the one that was not fed for longest. */
+static bool evict(struct mtp *t, const struct entry *spared)
+{
+    struct entry *oldest = NULL;
+    for (uint32_t i = 0; i < t->options.entries; i++) {
+        struct entry *e = &t->entries[i];
+        if (e != spared && e->block_count > 0 && (oldest == NULL || e->use < oldest->use))
+            oldest = e;
+    }
+    if (oldest != NULL)
+        restart(t, oldest, 0);
+    return oldest != NULL;
+}
+
 static bool room(struct mtp *t, struct entry *e, uint32_t rows)
 {
     while ((uint64_t)e->block_count * t->kv.block_tokens < rows) {
-        if (t->free_count == 0 || e->block_count == t->table_max)
+        if (e->block_count == t->table_max || (t->free_count == 0 && !evict(t, e)))
             return false;
         e->blocks[e->block_count++] = t->free[--t->free_count];
     }
@@ -250,11 +265,10 @@ static uint32_t flush(struct mtp *t, struct entry *e)
 {
     uint32_t rows = t->staged;
     t->staged = 0;
-    if (rows == 0 || e->lost)
+    if (rows == 0 || !e->live)
         return 0;
     if (!room(t, e, e->length + rows)) {
-        restart(t, e, 0);
-        e->lost = true;
+        restart(t, e, 0); /* longer than all there is: anew with its next rows */
         return 0;
     }
     layer_run(t, e, e->length, rows);
@@ -296,7 +310,7 @@ static void take_in(struct mtp *t, struct entry *e, const struct mtp_rows *r)
                 continue;
             }
             memcpy(e->hidden, hidden, t->hidden * sizeof(float));
-            e->pending = true;
+            e->pending = e->live;
         }
     }
 }
@@ -306,11 +320,10 @@ uint32_t mtp_feed(struct mtp *t, const struct mtp_rows *r, uint32_t drafts_max, 
     struct entry *e = entry_at(t, r->entry);
     const float *recycled = t->options.recycle == MTP_POST_NORM ? t->u : t->x;
     CHECK(r->count > 0 && drafts_max <= SCRATCH_ROWS);
-    if (e->lost)
-        return 0;
     if (!e->live || r->position != e->base + e->length + e->pending)
         restart(t, e, r->position);
     e->live = true;
+    e->use = ++t->use;
     take_in(t, e, r);
     uint32_t last = flush(t, e);
     if (last == 0 || r->next == MTP_NO_ID || drafts_max == 0)

@@ -171,7 +171,7 @@ static void test_pieces_change_nothing(void **state)
     model_destroy(&m);
 }
 
-/* Without room a sequence has no drafts until it begins anew; the others keep theirs. */
+/* The sequence not fed for longest makes room; one longer than all there is has no drafts. */
 static void test_memory_is_bounded(void **state)
 {
     (void)state;
@@ -179,19 +179,23 @@ static void test_memory_is_bounded(void **state)
     struct text x = {.count = 0};
     x.count = test_ids("tests/golden/model-random/golden.safetensors", "sparse.ids", x.ids, 300);
     text_run(&x, m, x.count);
-    struct mtp *t = mtp_new(m, 256, MTP_POST_NORM);
-    uint32_t ids[8];
+    struct mtp *t = mtp_new(m, 128, MTP_POST_NORM); /* 3 blocks of 64 */
+    uint32_t ids[8], whole[8], suffix[8];
     uint64_t bytes = mtp_bytes(t);
     assert_int_equal(feed(t, &x, 0, 0, 60, true, 3, ids), 3);
+    assert_int_equal(feed(t, &x, 0, 60, 10, true, 7, whole), 7);
     assert_int_equal(feed(t, &x, 1, 0, 299, true, 3, ids), 0);
-    assert_int_equal(feed(t, &x, 1, 100, 10, true, 3, ids), 0);
-    assert_int_equal(feed(t, &x, 0, 60, 10, true, 3, ids), 3);
-    mtp_begin(t, 1);
     assert_int_equal(feed(t, &x, 1, 100, 10, true, 3, ids), 3);
+    /* 0 had to go: what it has now begins with these rows. */
+    mtp_begin(t, 2);
+    assert_int_equal(feed(t, &x, 2, 60, 10, true, 7, suffix), 7);
+    assert_int_equal(feed(t, &x, 0, 60, 10, true, 7, ids), 7);
+    assert_memory_equal(ids, suffix, 7 * sizeof(*ids));
+    assert_memory_not_equal(ids, whole, 7 * sizeof(*ids));
     for (uint32_t run = 0; run < 50; run++) { /* nothing is lost on the way */
-        mtp_begin(t, 2);
-        assert_int_equal(feed(t, &x, 2, 0, 100, true, 7, ids), 7);
-        mtp_begin(t, 2);
+        uint32_t entry = run % 4;
+        mtp_begin(t, entry);
+        assert_int_equal(feed(t, &x, entry, 0, 100, true, 7, ids), 7);
     }
     assert_int_equal(mtp_bytes(t), bytes);
     mtp_destroy(&t);

@@ -145,6 +145,24 @@ static inline void tables_take(struct world *w, const struct wk_plan *p)
     }
 }
 
+/* The model's own drafts: mostly right, some wrong, sometimes fewer; none without a next token. */
+static inline void own_drafts(struct world *w, const struct wk_plan_seq *s,
+                              struct wk_result_seq *ret, uint64_t state)
+{
+    const struct wk_plan_setup *setup = &w->setups[s->entry];
+    ret->draft_count = 0;
+    if (setup->mtp == 0 || ret->count == 0)
+        return;
+    ret->draft_count = rng_below(&w->rng, 8) ? setup->mtp : rng_below(&w->rng, setup->mtp + 1);
+    uint32_t position = s->position_start + s->logits_from + ret->count + 1;
+    for (uint32_t k = 0; k < ret->draft_count; k++) {
+        ret->draft_ids[k] = model_token(state, position + k, setup);
+        state = mix(state, ret->draft_ids[k]);
+        if (rng_below(&w->rng, 8) == 0)
+            ret->draft_ids[k] = rng_below(&w->rng, VOCAB);
+    }
+}
+
 static inline void seq_run(struct world *w, const struct wk_plan_seq *s, const uint32_t *ids,
                            struct wk_result_seq *ret)
 {
@@ -168,6 +186,7 @@ static inline void seq_run(struct world *w, const struct wk_plan_seq *s, const u
     ret->entry = s->entry;
     ret->count = 0;
     ret->top_count = w->setups[s->entry].top_logprobs;
+    uint64_t good = state;
     for (uint32_t j = 0; j < s->row_count; j++) {
         uint32_t *at = row(w, s->entry, s->position_start + j);
         assert_false(w->known[(uint32_t)(at - w->rows) / BT_MAX]); /* shared or to be shared */
@@ -176,6 +195,7 @@ static inline void seq_run(struct world *w, const struct wk_plan_seq *s, const u
         if (j >= s->logits_from && (ret->count == j - s->logits_from)) {
             uint32_t id = model_token(state, s->position_start + j + 1, &w->setups[s->entry]);
             uint32_t n = ret->count++;
+            good = mix(state, id);
             ret->ids[n] = id;
             ret->logprob[n] = -(float)id;
             for (uint32_t k = 0; k < ret->top_count; k++)
@@ -185,6 +205,7 @@ static inline void seq_run(struct world *w, const struct wk_plan_seq *s, const u
         }
     }
     ret->count &= 0x7fffffffu;
+    own_drafts(w, s, ret, good);
     if (s->journal) {
         slot->journal_count = s->row_count;
         memcpy(slot->journal, ids, s->row_count * sizeof *ids);
