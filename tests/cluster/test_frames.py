@@ -12,9 +12,7 @@ import threading
 import cluster
 import wire
 from cluster import Cluster, Load, greedy_cases, pid_alive, wait_for
-from wire import Fake, Zmtp, header, message, words
-
-HUGE, RANDOM = 0xFFFFFFFF, 2 ** 64 - 1
+from wire import HUGE, RANDOM, Fake, Zmtp, header, lying_drafts, message, words
 
 
 def bad_messages(rng):
@@ -322,35 +320,6 @@ def test_lies_of_a_fake_drafter():
         assert "no taps for the drafter" in c.log("worker")
         assert refused(c, "worker") >= before + 10, (before, refused(c, "worker"))
         load.wait_more(4)
-
-
-def lying_drafts(rng, asked):
-    """Answers to a DraftPropose, the last of them plausible."""
-    ident = asked[0][16:32]
-    fields, at = {}, 0
-    while at < len(asked[1]):           # varint fields and one text
-        number, kind = asked[1][at] >> 3, asked[1][at] & 7
-        value, shift = 0, 0
-        at += 1
-        while True:
-            byte = asked[1][at]
-            at += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                break
-        fields[number] = value
-        if kind == 2:
-            at += value
-    numbers = {name: fields.get(row[0], 0) for name, row in wire.SCHEMA["DraftPropose"].items()}
-    length = numbers["base_length"] + numbers["ids_count"]
-    good = {"epoch": numbers["epoch"], "base_length": length, "step": numbers["step"],
-            "ids": [rng.randrange(200) for _ in range(max(1, numbers["draft_count"]))]}
-    lies = [{"epoch": good["epoch"] + 1}, {"base_length": length + 5}, {"base_length": HUGE},
-            {"step": RANDOM}, {"ids": [HUGE] * 3}, {"ids": [1] * 17}, {"code": 4000}]
-    yield message("DraftReply", rng.randbytes(16), **good)
-    yield message("DraftReply", ident, **{**good, **rng.choice(lies)})
-    yield message("DraftReply", ident, **good)
 
 
 def test_lies_of_a_fake_kvmgr():

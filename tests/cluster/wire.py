@@ -14,6 +14,7 @@ import time
 import cluster
 
 MAGIC = 0x314D4454
+HUGE, RANDOM = 0xFFFFFFFF, 2 ** 64 - 1
 GREETING = b"\xff" + b"\0" * 8 + b"\x7f" + b"\x03\x00" + b"NULL" + b"\0" * 16 + b"\0" * 32
 
 
@@ -197,3 +198,32 @@ def message(name, ident=bytes(16), epoch=0, payload=None, **fields):
 
 def words(values):
     return struct.pack(f"<{len(values)}I", *values)
+
+
+def lying_drafts(rng, asked):
+    """Answers to a DraftPropose, the last of them plausible."""
+    ident = asked[0][16:32]
+    fields, at = {}, 0
+    while at < len(asked[1]):           # varint fields and one text
+        number, kind = asked[1][at] >> 3, asked[1][at] & 7
+        value, shift = 0, 0
+        at += 1
+        while True:
+            byte = asked[1][at]
+            at += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                break
+        fields[number] = value
+        if kind == 2:
+            at += value
+    numbers = {name: fields.get(row[0], 0) for name, row in SCHEMA["DraftPropose"].items()}
+    length = numbers["base_length"] + numbers["ids_count"]
+    good = {"epoch": numbers["epoch"], "base_length": length, "step": numbers["step"],
+            "ids": [rng.randrange(200) for _ in range(max(1, numbers["draft_count"]))]}
+    lies = [{"epoch": good["epoch"] + 1}, {"base_length": length + 5}, {"base_length": HUGE},
+            {"step": RANDOM}, {"ids": [HUGE] * 3}, {"ids": [1] * 17}, {"code": 4000}]
+    yield message("DraftReply", rng.randbytes(16), **good)
+    yield message("DraftReply", ident, **{**good, **rng.choice(lies)})
+    yield message("DraftReply", ident, **good)
