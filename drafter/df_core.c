@@ -50,17 +50,22 @@ static struct df_sequence *sequence_find(struct df_core *core, const struct msg_
     return NULL;
 }
 
+/* Cleared when it is taken: a shell that gives its memory back makes no page dirty again. */
+static void memory_free(struct df_core *core, struct df_sequence *s, struct df_actions *actions)
+{
+    CHECK(core->tokens >= s->high && s->high >= s->ngram.length);
+    CHECK(actions->freed_count < DF_SEQUENCES_MAX);
+    core->tokens -= s->high;
+    s->ngram.length = 0;
+    actions->freed[actions->freed_count++] = (uint32_t)(s - core->sequences);
+}
+
 static void sequence_drop(struct df_core *core, struct df_sequence *s, struct df_actions *actions)
 {
     CHECK(s->used && core->live > 0);
-    CHECK(core->tokens >= s->ngram.length);
-    CHECK(actions->freed_count < DF_SEQUENCES_MAX);
-    core->tokens -= s->ngram.length;
     core->live--;
     s->used = false;
-    /* Cleared when it is taken: a shell that gives its memory back makes no page dirty again. */
-    s->ngram.length = 0;
-    actions->freed[actions->freed_count++] = (uint32_t)(s - core->sequences);
+    memory_free(core, s, actions);
 }
 
 static struct df_sequence *sequence_oldest(struct df_core *core, const struct df_sequence *spared)
@@ -75,14 +80,15 @@ static struct df_sequence *sequence_oldest(struct df_core *core, const struct df
 }
 
 /* Takes back what was freed in this step and is used again: its memory must stay. */
-static void freed_forget(struct df_actions *actions, uint32_t index)
+static bool freed_forget(struct df_actions *actions, uint32_t index)
 {
     for (uint32_t i = 0; i < actions->freed_count; i++) {
         if (actions->freed[i] == index) {
             actions->freed[i] = actions->freed[--actions->freed_count];
-            return;
+            return true;
         }
     }
+    return false;
 }
 
 static struct df_sequence *sequence_take(struct df_core *core, struct df_actions *actions)
@@ -98,7 +104,9 @@ static struct df_sequence *sequence_take(struct df_core *core, struct df_actions
         core->counters.evicted++;
         sequence_drop(core, found, actions);
     }
-    freed_forget(actions, (uint32_t)(found - core->sequences));
+    if (!freed_forget(actions, (uint32_t)(found - core->sequences)))
+        found->high = 0;
+    core->tokens += found->high;
     df_ngram_clear(&found->ngram);
     actions->fresh = true;
     found->used = true;
@@ -120,8 +128,8 @@ static enum err sequence_write(struct df_core *core, struct df_sequence *s, uint
 {
     CHECK(base <= s->ngram.length);
     if (count > core->options.context_max - base) {
-        core->tokens -= s->ngram.length;
-        df_ngram_clear(&s->ngram);
+        memory_free(core, s, actions);
+        s->high = 0;
         s->too_long = true;
         core->counters.too_long++;
         return ERR_CONTEXT;
@@ -133,20 +141,20 @@ static enum err sequence_write(struct df_core *core, struct df_sequence *s, uint
         actions->cut = true;
         actions->cut_length = base + same;
     }
-    core->tokens -= s->ngram.length - (base + same);
     df_ngram_truncate(&s->ngram, base + same);
-    uint32_t fresh = count - same;
-    while (core->tokens + fresh > core->options.tokens_max) {
+    uint32_t more = base + count > s->high ? base + count - s->high : 0;
+    while (core->tokens + more > core->options.tokens_max) {
         struct df_sequence *oldest = sequence_oldest(core, s);
         CHECK(oldest != NULL); /* one sequence alone fits: context_max <= tokens_max */
         core->counters.evicted++;
         sequence_drop(core, oldest, actions);
     }
-    if (fresh == 0)
+    core->tokens += more;
+    s->high += more;
+    if (same == count)
         return ERR_OK;
-    enum err e = df_ngram_append(&s->ngram, ids + same, fresh);
+    enum err e = df_ngram_append(&s->ngram, ids + same, count - same);
     CHECK(e == ERR_OK);
-    core->tokens += fresh;
     return ERR_OK;
 }
 
@@ -171,6 +179,21 @@ static struct df_known_peer *peer_find(struct df_core *core, const struct df_pee
     return oldest;
 }
 
+/* Which field of the hello says that the network was made for another target; NULL = none. */
+static const char *misfit_of(const struct df_core_options *o, const struct msg_draft_hello *h)
+{
+    if (h->hidden != o->network_hidden)
+        return "hidden";
+    if (h->vocab_size != o->network_vocab)
+        return "vocab_size";
+    if (memcmp(&h->tokenizer_fp, &o->network_tokenizer, sizeof h->tokenizer_fp) != 0)
+        return "tokenizer_fp";
+    for (uint32_t i = 0; i < o->tap_layer_count; i++)
+        if (o->tap_layers[i] >= h->layers)
+            return "layers";
+    return NULL;
+}
+
 static void on_hello(struct df_core *core, const struct df_event *event, struct df_actions *actions)
 {
     struct df_known_peer *k = peer_find(core, &event->peer);
@@ -187,14 +210,14 @@ static void on_hello(struct df_core *core, const struct df_event *event, struct 
     }
     const struct msg_draft_hello *h = &event->msg->u.draft_hello;
     const struct df_core_options *o = &core->options;
+    const char *misfit = o->network_drafts > 0 ? misfit_of(o, h) : NULL;
+    if (!k->used || k->incarnation != incarnation)
+        actions->misfit = misfit;
     k->used = true;
     k->incarnation = incarnation;
     k->last_use = ++core->use;
-    k->fits = o->network_drafts > 0 && h->hidden == o->network_hidden &&
-              h->vocab_size == o->network_vocab;
-    for (uint32_t i = 0; i < o->tap_layer_count; i++)
-        k->fits = k->fits && o->tap_layers[i] < h->layers;
-    core->counters.misfits += o->network_drafts > 0 && !k->fits;
+    k->fits = o->network_drafts > 0 && misfit == NULL;
+    core->counters.misfits += misfit != NULL;
     actions->fits = k->fits;
     actions->peer = (uint32_t)(k - core->peers);
     actions->reply = true;
@@ -235,6 +258,10 @@ static void on_open(struct df_core *core, const struct df_event *event, struct d
     s->id = event->msg->id;
     s->peer = event->peer;
     s->epoch = open->epoch;
+    if (s->too_long) { /* its memory went back */
+        df_ngram_clear(&s->ngram);
+        actions->fresh = true;
+    }
     s->too_long = false;
     sequence_touch(core, s);
     about(core, event, s, actions);
@@ -384,7 +411,7 @@ static void on_tick(struct df_core *core, struct df_actions *actions)
             sequence_drop(core, s, actions);
             continue;
         }
-        tokens += s->ngram.length;
+        tokens += s->high;
     }
     CHECK(tokens == core->tokens);
 }
@@ -405,6 +432,7 @@ void df_core_step(struct df_core *core, const struct df_event *event,
     ret_actions->reply = false;
     ret_actions->ask = false;
     ret_actions->fits = false;
+    ret_actions->misfit = NULL;
     ret_actions->fresh = false;
     ret_actions->cut = false;
     ret_actions->length = 0;

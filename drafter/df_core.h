@@ -45,10 +45,11 @@ struct df_actions {
     uint32_t anchor; /* ask: the last token, at length - 1 */
     uint32_t peer;   /* number of the peer, DF_NONE before its hello */
     bool fits;       /* hello: the network can draft for this target */
-    uint32_t sequence; /* that the message was about, DF_NONE = none */
-    uint32_t length;   /* of it, in tokens */
-    bool fresh;        /* it begins */
-    bool cut;          /* its tokens from cut_length on were other ones */
+    const char *misfit; /* hello, the first of this process: the field that is why it cannot */
+    uint32_t sequence;  /* that the message was about, DF_NONE = none */
+    uint32_t length;    /* of it, in tokens */
+    bool fresh;         /* it begins */
+    bool cut;           /* its tokens from cut_length on were other ones */
     uint32_t cut_length;
     struct msg msg;
     uint32_t ids[MSG_DRAFT_IDS_MAX]; /* what msg points to */
@@ -59,7 +60,7 @@ struct df_actions {
 struct df_core_options {
     uint32_t sequences_max; /* 1..DF_SEQUENCES_MAX */
     uint32_t context_max;
-    uint64_t tokens_max;           /* >= context_max */
+    uint64_t tokens_max;           /* >= context_max; bounds what memory is held for */
     uint32_t match_min, match_max; /* 1..DF_NGRAM_MAX */
     uint64_t silence_us_max;
     uint64_t deadline_us; /* later than this after received_us: no drafts */
@@ -68,6 +69,7 @@ struct df_core_options {
     /* The network; drafts 0 = there is none, n-gram drafts only. */
     uint32_t network_drafts;
     uint32_t network_hidden, network_vocab;
+    struct hash128 network_tokenizer; /* of the tokens that it was made for */
     uint32_t tap_layer_count, tap_layers[MSG_TAPS_MAX], tap_type;
     uint32_t ngram_first; /* a match of so many tokens goes before the network; 0 = never */
 };
@@ -86,6 +88,7 @@ struct df_sequence {
     uint32_t epoch;
     uint64_t last_us;
     uint64_t last_use; /* order of use, for eviction */
+    uint32_t high;     /* most tokens since its memory was given back: so much of it is in use */
     struct df_ngram ngram;
 };
 
@@ -101,7 +104,7 @@ struct df_core {
     uint32_t magic;
     struct df_core_options options;
     uint64_t use;
-    uint64_t tokens; /* sum of all lengths */
+    uint64_t tokens; /* sum of `high`: what memory is held for, also after a cut */
     uint32_t live;
     uint64_t now_us;
     struct df_counters counters;

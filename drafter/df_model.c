@@ -18,6 +18,7 @@
 #define BATCH_MAX      16u /* blocks of one forward */
 #define STAGE_ROWS     64u
 #define PAGE_BYTES     4096u
+#define AHEAD_ROWS     1024u /* beyond the tokens that are known: taps come before their ids */
 #define NONE           UINT32_MAX
 
 struct df_sequence_context {
@@ -62,7 +63,7 @@ static enum err budget_check(const struct df_model *m, struct err_detail *detail
     for (uint32_t l = 0; l < c->layers; l++) {
         uint64_t rows = c->layer_sliding[l] && c->window < o->context_max
                             ? (uint64_t)o->sequences_max * c->window
-                            : o->tokens_max;
+                            : o->tokens_max + (uint64_t)o->sequences_max * AHEAD_ROWS;
         total += rows * row;
     }
     if (total <= o->bytes_max)
@@ -153,6 +154,12 @@ const struct dflash_config *df_model_config(const struct df_model *m)
 {
     CHECK_OBJ(m, DF_MODEL_MAGIC);
     return dflash_config(m->drafter);
+}
+
+struct hash128 df_model_tokenizer(const struct df_model *m)
+{
+    CHECK_OBJ(m, DF_MODEL_MAGIC);
+    return dflash_tokenizer(m->drafter);
 }
 
 const char *df_model_formats(const struct df_model *m)
@@ -311,6 +318,10 @@ static bool record_take(struct df_model *m, const struct df_ring *ring, uint64_t
     uint32_t next = next_position(m, sequence);
     if (position >= m->options.context_max || position < next)
         return false; /* there already, or of no use */
+    if (position >= (uint64_t)s->length + AHEAD_ROWS) {
+        m->counters.lost++; /* the core counts tokens, and through them this memory */
+        return false;
+    }
     bool unseen = m->reach != UINT32_MAX && (uint64_t)position + m->reach + 1 < s->length;
     if (position > next || unseen) {
         if (m->stage_of == sequence)

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "lib/base/err.h"
+#include "lib/base/hash.h"
 #include "proto/msg.h"
 
 struct df_model;
@@ -42,6 +43,7 @@ MUST_USE enum err df_model_create(const struct df_model_options *options,
                                   struct df_model **ret_model, struct err_detail *detail);
 void df_model_destroy(struct df_model **model_p);
 const struct dflash_config *df_model_config(const struct df_model *m);
+struct hash128 df_model_tokenizer(const struct df_model *m); /* of the target it drafts for */
 const char *df_model_formats(const struct df_model *m);
 const struct df_model_counters *df_model_counters(const struct df_model *m);
 

@@ -58,7 +58,7 @@ struct df_pending {
     struct bus_peer peer;
     struct msg reply;
     uint64_t received_us;
-    uint32_t sequence, wanted, anchor, ring;
+    uint32_t sequence, wanted, anchor;
 };
 
 struct df_shell {
@@ -130,10 +130,26 @@ static void ring_take(struct df_shell *s, const struct msg_draft_hello *h)
     s->ring_refused[peer] = e != ERR_OK;
 }
 
+/* Said once for each process of a worker; it gets n-gram drafts. */
+static void misfit_log(const struct df_shell *s, const struct msg_draft_hello *h)
+{
+    const struct df_core_options *o = &s->core.options;
+    char theirs[33], ours[33], model[33];
+    hex_encode(h->tokenizer_fp.bytes, sizeof h->tokenizer_fp.bytes, theirs);
+    hex_encode(o->network_tokenizer.bytes, sizeof o->network_tokenizer.bytes, ours);
+    hex_encode(h->model_fp.bytes, sizeof h->model_fp.bytes, model);
+    log_error(DRAFTER, "the network was made for another model: n-gram drafts only",
+              "field=%s hidden=%u/%u vocab_size=%u/%u layers=%u tokenizer_fp=%s/%s model_fp=%s",
+              s->actions.misfit, h->hidden, o->network_hidden, h->vocab_size, o->network_vocab,
+              h->layers, theirs, ours, model);
+}
+
 /* What a message means for the contexts. */
 static void model_follow(struct df_shell *s, const struct msg *msg)
 {
     const struct df_actions *a = &s->actions;
+    if (msg->type == MSG_DRAFT_HELLO && a->misfit != NULL)
+        misfit_log(s, &msg->u.draft_hello);
     if (msg->type == MSG_DRAFT_HELLO && a->fits)
         ring_take(s, &msg->u.draft_hello);
     if (a->sequence == DF_NONE || a->peer == DF_NONE)
@@ -195,8 +211,7 @@ static void pending_add(struct df_shell *s, const struct bus_peer *peer, uint64_
                              .received_us = received_us,
                              .sequence = s->actions.sequence,
                              .wanted = s->actions.wanted,
-                             .anchor = s->actions.anchor,
-                             .ring = s->actions.peer};
+                             .anchor = s->actions.anchor};
     p->reply.u.draft_reply.ids = NULL;
 }
 
@@ -396,6 +411,7 @@ static enum err model_open(struct df_shell *s, const struct df_params *p,
     core->network_drafts = drafts;
     core->network_hidden = c->hidden;
     core->network_vocab = c->vocab_size;
+    core->network_tokenizer = df_model_tokenizer(s->model);
     core->tap_layer_count = c->tap_count;
     memcpy(core->tap_layers, c->taps, c->tap_count * sizeof *c->taps);
     core->tap_type = strcmp(p->tap_type, "f32") == 0 ? TAP_F32 : TAP_BF16;

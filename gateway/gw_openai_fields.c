@@ -478,9 +478,13 @@ static bool spec_valid(const char *s)
 {
     if (strcmp(s, "off") == 0 || strcmp(s, "ema") == 0 || strcmp(s, "goodput") == 0)
         return true;
-    if (strncmp(s, "fixed:", 6) != 0 && strncmp(s, "ngram:", 6) != 0)
-        return false;
-    return s[6] >= '0' && s[6] <= SPEC_DRAFTS_MAX && s[7] == '\0';
+    static const char *const sources[] = {"fixed:", "ngram:", "mtp:"};
+    for (size_t i = 0; i < sizeof sources / sizeof *sources; i++) {
+        const char *digit = s + strlen(sources[i]);
+        if (strncmp(s, sources[i], strlen(sources[i])) == 0)
+            return digit[0] >= '0' && digit[0] <= SPEC_DRAFTS_MAX && digit[1] == '\0';
+    }
+    return false;
 }
 
 static bool f_spec(struct gw_reader *rd, const struct json *v)
@@ -488,10 +492,8 @@ static bool f_spec(struct gw_reader *rd, const struct json *v)
     const char *text = NULL;
     if (!gw_read_text(rd, v, 1, MSG_TEXT_MAX - 1, &text))
         return false;
-    if (strncmp(text, "mtp:", 4) == 0)
-        return gw_reader_unsupported(rd, "mtp is not supported");
     if (!spec_valid(text))
-        return gw_reader_bad(rd, "must be off, fixed:K, ngram:K (K 0 to 7), ema or goodput");
+        return gw_reader_bad(rd, "must be off, fixed:K, ngram:K, mtp:K (K 0 to 7), ema or goodput");
     rd->r->base.spec = arena_strndup(&rd->r->arena, text, strlen(text));
     return rd->r->base.spec || gw_reader_nomem(rd);
 }

@@ -374,6 +374,7 @@ struct msg_draft_hello {
     uint32_t hidden, layers, vocab_size; /* of the target */
     const char *tap_ring;                /* path of the ring; "" = none yet */
     uint64_t tap_ring_incarnation;
+    struct hash128 tokenizer_fp; /* lib/model/vocabulary.h */
 };
 struct msg_draft_hello_reply {
     uint64_t incarnation;

@@ -7,10 +7,11 @@
 #define M struct msg_draft_hello
 #define P Tandem__V1__DraftHello
 static const struct wire_field hello_rows[] = {
-    WIRE_ROW_U64(incarnation), WIRE_ROW_U32(epoch),
-    WIRE_ROW_HASH(model_fp),   WIRE_ROW_U32(hidden),
-    WIRE_ROW_U32(layers),      WIRE_ROW_U32(vocab_size),
-    WIRE_ROW_TEXT(tap_ring),   WIRE_ROW_U64(tap_ring_incarnation),
+    WIRE_ROW_U64(incarnation),   WIRE_ROW_U32(epoch),
+    WIRE_ROW_HASH(model_fp),     WIRE_ROW_U32(hidden),
+    WIRE_ROW_U32(layers),        WIRE_ROW_U32(vocab_size),
+    WIRE_ROW_TEXT(tap_ring),     WIRE_ROW_U64(tap_ring_incarnation),
+    WIRE_ROW_HASH(tokenizer_fp),
 };
 #undef M
 #undef P

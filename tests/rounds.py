@@ -30,8 +30,8 @@ SEEDS = [
      {"TANDEM_ROUNDS": "30"}),
     ("equality", "test_equality.py", ["test_every_policy_gives_one_text",
                                       "test_batches_slices_blocks"], 3, {}),
-    # 4 seeds of 2 rounds of 27 requests
-    ("drafter hurt", "test_draft.py", ["test_one_text_whatever_happens_to_the_drafter"], 4,
+    # 5 seeds of 2 rounds of 24 requests
+    ("drafter hurt", "test_draft.py", ["test_one_text_whatever_happens_to_the_drafter"], 5,
      {"TANDEM_ROUNDS": "2"}),
     ("faults of two ranks, shared memory", "test_rank_faults.py",
      ["test_rounds_over_shared_memory"], 10, {"TANDEM_ROUNDS": "25"}),

@@ -370,7 +370,7 @@ static uint32_t ema_allowed(struct wk_core *core)
             seq->draft.state == WK_DRAFT_READY)
             core->chosen[count++] = seq->draft.verify;
     }
-    return wk_policy_ema_batch(core->chosen, count, false);
+    return wk_policy_ema_batch(core->chosen, count);
 }
 
 static void decode_step(struct wk_core *core, uint32_t ready, bool prefill_waits)

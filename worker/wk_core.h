@@ -40,6 +40,7 @@ struct wk_core_options {
     const uint8_t *has_token; /* [vocab_size]; borrowed */
     uint32_t stop_id_count;   /* the model's own, <= 16; copied */
     const uint32_t *stop_ids;
+    bool mtp;            /* the model's own layer is loaded */
     struct wk_spec spec; /* the worker's own policy */
     struct wk_ema_knobs ema;
     double accept_floor; /* below this share of right drafts the drafter counts as degraded */

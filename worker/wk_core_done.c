@@ -57,7 +57,10 @@ static void settle(struct wk_core *core, struct wk_seq *seq, const struct wk_res
         return;
     }
     CHECK(seq->computed + 1 == wk_core_length(core, seq));
-    wk_core_draft_ask(core, seq);
+    if (wk_core_draft_own(&seq->spec))
+        wk_core_draft_take(core, seq, r);
+    else
+        wk_core_draft_ask(core, seq);
 }
 
 static void prefill_done(struct wk_core *core, struct wk_seq *seq, const struct wk_result_seq *r)

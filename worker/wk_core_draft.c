@@ -16,13 +16,26 @@ bool wk_core_drafter_up(const struct wk_core *core, uint64_t now_us)
     return core->drafter_incarnation != 0 && now_us < core->drafter_seen_us + DRAFTER_SILENCE_US;
 }
 
+bool wk_core_draft_own(const struct wk_spec *spec)
+{
+    return strcmp(spec->source, WK_SOURCE_MTP) == 0;
+}
+
 static void forget_all(struct wk_core *core)
 {
     for (uint32_t i = 0; i < core->order_count; i++) {
-        struct wk_draft *d = &core->seqs[core->order[i]].draft;
-        d->opened = false;
-        d->state = WK_DRAFT_NONE;
+        struct wk_seq *seq = &core->seqs[core->order[i]];
+        seq->draft.opened = false;
+        if (!wk_core_draft_own(&seq->spec))
+            seq->draft.state = WK_DRAFT_NONE;
     }
+}
+
+/* Another drafter may hold what this one could not. */
+static void barred_forget(struct wk_core *core)
+{
+    for (uint32_t i = 0; i < core->order_count; i++)
+        core->seqs[core->order[i]].draft.barred = false;
 }
 
 /* A silent drafter is not waited for; what it missed meanwhile it gets with the next DraftOpen. */
@@ -63,7 +76,8 @@ static bool open_send(struct wk_core *core, struct wk_seq *seq, uint32_t length)
 void wk_core_draft_feed(struct wk_core *core, struct wk_seq *seq)
 {
     struct wk_draft *d = &seq->draft;
-    if (!core->drafter_taps || !seq->setup.taps || !wk_core_drafter_up(core, core->now_us))
+    if (!core->drafter_taps || !seq->setup.taps || d->barred ||
+        !wk_core_drafter_up(core, core->now_us))
         return;
     if (!d->opened || d->epoch != core->kv_epoch) {
         open_send(core, seq, wk_core_length(core, seq));
@@ -143,7 +157,7 @@ void wk_core_draft_ask(struct wk_core *core, struct wk_seq *seq)
                                            d->verify > 0 ? WK_SPEC_DRAFTS_MAX : 0);
     if (wanted > core->drafter_max)
         wanted = core->drafter_max;
-    if (wanted == 0 || !wk_core_drafter_up(core, core->now_us))
+    if (wanted == 0 || d->barred || !wk_core_drafter_up(core, core->now_us))
         return;
     if ((!d->opened || d->epoch != core->kv_epoch) && !open_send(core, seq, length))
         return;
@@ -172,9 +186,39 @@ void wk_core_draft_ask(struct wk_core *core, struct wk_seq *seq)
     d->deadline_us = core->now_us + (uint64_t)core->options.deadline_ms * 1000;
 }
 
+void wk_core_draft_take(struct wk_core *core, struct wk_seq *seq, const struct wk_result_seq *r)
+{
+    struct wk_draft *d = &seq->draft;
+    CHECK(seq->state == WK_SEQ_DECODE && r->draft_count < WK_STEP_ROWS_MAX);
+    d->state = WK_DRAFT_READY;
+    d->verify = seq->spec.draft_count;
+    d->count = wk_verify_drafts_max(&seq->limits, wk_core_length(core, seq),
+                                    wk_core_outputs(core, seq), r->draft_count);
+    memcpy(d->ids, r->draft_ids, d->count * sizeof *d->ids);
+}
+
 bool wk_core_draft_settled(const struct wk_core *core, const struct wk_seq *seq)
 {
     return seq->draft.state != WK_DRAFT_ASKED || core->now_us >= seq->draft.deadline_us;
+}
+
+/* Whatever the refusal: this step runs without drafts. */
+static void on_refusal(struct wk_core *core, struct wk_draft *d, uint32_t code)
+{
+    switch (code) {
+    case ERR_NOT_FOUND:
+    case ERR_EPOCH:
+        d->opened = false; /* told everything again with the next question */
+        break;
+    case ERR_CONTEXT:
+        d->barred = true; /* too long for it, and requests do not become shorter */
+        break;
+    case ERR_TIMEOUT:
+        core->stats.drafts_timeout++;
+        break;
+    default: /* it holds the sequence; the next answer may be a better one */
+        break;
+    }
 }
 
 static void on_reply(struct wk_core *core, const struct msg *m)
@@ -191,11 +235,12 @@ static void on_reply(struct wk_core *core, const struct msg *m)
     d->state = WK_DRAFT_READY;
     d->count = 0;
     if (r->code != ERR_OK) {
-        d->opened = false; /* NOT_FOUND, EPOCH or a surprise: tell it everything again */
+        on_refusal(core, d, r->code);
         return;
     }
     if (r->epoch != d->epoch || r->base_length != d->length) {
         core->stats.drafts_late++;
+        d->opened = false; /* it does not hold what it should */
         return;
     }
     uint32_t count = r->ids_count < d->wanted ? r->ids_count : d->wanted;
@@ -222,6 +267,7 @@ void wk_core_draft_msg(struct wk_core *core, const struct msg *m)
     const struct msg_draft_hello_reply *h = &m->u.draft_hello_reply;
     if (h->incarnation != core->drafter_incarnation) {
         forget_all(core);
+        barred_forget(core);
         core->accept_rate = 1; /* another drafter begins with a clean sheet */
         core->accept_steps = 0;
         core->drafter_poor = false;

@@ -151,6 +151,10 @@ static enum err request_check(struct wk_core *core, const struct msg_request *q,
         TRY(wk_spec_parse("off", ret_spec, detail));
     else if (q->spec[0] != '\0')
         TRY(wk_spec_parse(q->spec, ret_spec, detail));
+    if (wk_core_draft_own(ret_spec) && !o->mtp)
+        return err_set(detail, ERR_UNSUPPORTED,
+                       "spec: %s: this worker has no MTP layer loaded (worker.mtp)",
+                       ret_spec->effective);
     if (core->live_count >= o->seqs_max)
         return err_set(detail, ERR_BUSY, "all %u sequences are taken", o->seqs_max);
     return ERR_OK;
@@ -171,7 +175,8 @@ static void setup_fill(struct wk_seq *seq, const struct msg_request *q)
     struct wk_plan_setup *s = &seq->setup;
     const struct msg_sampling *p = &q->sampling;
     s->id = seq->id;
-    s->taps = seq->spec.policy != WK_POLICY_OFF;
+    s->taps = seq->spec.policy != WK_POLICY_OFF && !wk_core_draft_own(&seq->spec);
+    s->mtp = wk_core_draft_own(&seq->spec) ? seq->spec.draft_count : 0;
     s->prompt_count = q->prompt_count;
     s->output_tokens_min = q->limits.output_tokens_min;
     s->temperature = p->temperature;

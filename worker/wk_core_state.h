@@ -34,6 +34,7 @@ enum wk_draft_state { WK_DRAFT_NONE, WK_DRAFT_ASKED, WK_DRAFT_READY };
 struct wk_draft {
     enum wk_draft_state state;
     bool opened;
+    bool barred;     /* too long for this drafter: not asked again */
     uint32_t epoch;  /* of the DraftOpen */
     uint32_t length; /* tokens that the drafter holds */
     uint64_t step;   /* of the question */
@@ -226,6 +227,9 @@ void wk_snap_pump(struct wk_core *core);
 /* wk_core_draft.c */
 void wk_core_draft_msg(struct wk_core *core, const struct msg *m);
 void wk_core_draft_ask(struct wk_core *core, struct wk_seq *seq);
+/* Whether the model drafts by a layer of its own; then its drafts come with the result. */
+bool wk_core_draft_own(const struct wk_spec *spec);
+void wk_core_draft_take(struct wk_core *core, struct wk_seq *seq, const struct wk_result_seq *r);
 void wk_core_draft_close(struct wk_core *core, struct wk_seq *seq);
 bool wk_core_draft_settled(const struct wk_core *core, const struct wk_seq *seq);
 void wk_core_draft_check(struct wk_core *core);

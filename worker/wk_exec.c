@@ -60,6 +60,7 @@ struct wk_exec {
     struct model_cursor *prefill_cursor, *decode_cursor;
     struct sampler *sampler;
     struct wk_tables *tables;
+    struct mtp *mtp; /* NULL = not loaded */
     struct model_kv kv;
     uint32_t epoch;
     uint64_t step_last;
@@ -101,6 +102,31 @@ static void taps_write(struct wk_exec *x, const struct model_cursor *c, uint32_t
     const struct wk_plan_setup *setup = &wk_tables_at(x->tables, entry)->setup;
     if (x->taps != NULL && setup->taps)
         wk_taps_write(x->taps, c, &setup->id, x->step_last, first, count, position);
+}
+
+/* ---- drafts of the model's own layer ---- */
+
+static void mtp_take(struct wk_exec *x, const struct wk_plan *p)
+{
+    for (uint32_t i = 0; x->mtp != NULL && i < p->seq_count; i++)
+        if (p->seqs[i].setup != WK_NONE)
+            mtp_begin(x->mtp, p->seqs[i].entry);
+}
+
+/* The first count rows of a sequence of the batch, whose tokens are final, and the one after. */
+static void mtp_run(struct wk_exec *x, const struct model_cursor *c, struct wk_result_seq *r,
+                    uint32_t first, uint32_t count, uint32_t position, const uint32_t *ids)
+{
+    uint32_t wanted = wk_tables_at(x->tables, r->entry)->setup.mtp;
+    struct mtp_rows rows = {.entry = r->entry,
+                            .cursor = c,
+                            .first = first,
+                            .count = count,
+                            .position = position,
+                            .ids = ids,
+                            .next = r->count > 0 ? r->ids[r->count - 1] : MTP_NO_ID};
+    r->draft_count =
+        x->mtp != NULL && wanted > 0 ? mtp_feed(x->mtp, &rows, wanted, r->draft_ids) : 0;
 }
 
 /* ---- carrying out ---- */
@@ -166,13 +192,14 @@ static void prefill_finish(struct wk_exec *x)
         if (x->batch_snapshots[i] != WK_NONE)
             state_copy(x, x->batch_snapshots[i], s->state_slot);
         taps_write(x, x->prefill_cursor, r->entry, row, s->row_count, s->position_start);
+        if (s->logits_from < s->row_count) {
+            CHECK(s->logits_from + 1 == s->row_count);
+            wk_tables_sample(x->tables, x->sampler, r->entry, logits, 1, NULL,
+                             s->position_start + s->row_count - 1, r);
+            logits += vocab;
+        }
+        mtp_run(x, x->prefill_cursor, r, row, s->row_count, s->position_start, x->batch_ids + row);
         row += s->row_count;
-        if (s->logits_from == s->row_count)
-            continue;
-        CHECK(s->logits_from + 1 == s->row_count);
-        wk_tables_sample(x->tables, x->sampler, r->entry, logits, 1, NULL,
-                         s->position_start + s->row_count - 1, r);
-        logits += vocab;
     }
     x->result.seq_count = x->batch.seq_count;
     x->batch.row_count = 0;
@@ -212,8 +239,9 @@ static void run_decode(struct wk_exec *x, const struct wk_plan *p)
         wk_tables_sample(x->tables, x->sampler, s->entry, logits, s->row_count,
                          p->ids + s->ids_at + 1, s->position_start, &x->result.seqs[i]);
         logits += (size_t)s->row_count * vocab;
-        taps_write(x, x->decode_cursor, s->entry, s->ids_at, x->result.seqs[i].count,
-                   s->position_start);
+        struct wk_result_seq *r = &x->result.seqs[i];
+        taps_write(x, x->decode_cursor, s->entry, s->ids_at, r->count, s->position_start);
+        mtp_run(x, x->decode_cursor, r, s->ids_at, r->count, s->position_start, p->ids + s->ids_at);
     }
     x->result.seq_count = p->seq_count;
 }
@@ -249,6 +277,7 @@ static enum err carry_out(struct wk_exec *x, const struct wk_plan *p)
     if (x->ring != NULL)
         wk_plan_ring_add(x->ring, p, begun);
     wk_tables_take(x->tables, p);
+    mtp_take(x, p);
     enum err e = kind_run(x, p);
     if (x->ring != NULL && e == ERR_OK)
         wk_plan_ring_done(x->ring, p->step, clock_mono_us() - begun);
@@ -433,6 +462,7 @@ static enum err load(struct wk_exec *x)
         .directory = o->directory,
         .numerics = o->numerics,
         .threads = o->threads,
+        .mtp = o->mtp,
         .progress = on_bytes,
         .progress_arg = x,
     };
@@ -453,6 +483,12 @@ static enum err load(struct wk_exec *x)
     TRY(cursors_create(x));
     x->sampler = sampler_create(l->info->vocab_size, l->info->has_token);
     x->tables = wk_tables_create(o->entries, l->info->vocab_size);
+    struct mtp_options mtp = {.entries = o->entries,
+                              .context_max = l->context_max,
+                              .tokens_max = o->mtp_tokens,
+                              .recycle = o->mtp_recycle};
+    if (o->mtp)
+        TRY(mtp_create(x->model, &mtp, &x->mtp, &x->failure));
     TRY(canary_run(x));
     l->load_us = clock_mono_us() - begun;
     return ERR_OK;
@@ -653,6 +689,7 @@ void wk_exec_destroy(struct wk_exec **exec_p)
     model_cursor_destroy(&x->decode_cursor);
     sampler_destroy(&x->sampler);
     wk_tables_destroy(&x->tables);
+    mtp_destroy(&x->mtp);
     model_destroy(&x->model);
     ring_destroy(&x->orders);
     ring_destroy(&x->news);

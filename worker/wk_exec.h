@@ -12,6 +12,7 @@
 
 #include "lib/base/err.h"
 #include "lib/model/model.h"
+#include "lib/model/mtp.h"
 #include "worker/wk_plan.h"
 
 #define WK_CANARY_PROMPT 16u
@@ -29,7 +30,10 @@ struct wk_exec_options {
     uint32_t entries;   /* sequences in the tables: wk_core_entries */
     uint32_t plan_seqs; /* wk_core_plan_seqs */
     uint32_t slice_rows_max, decode_rows_max;
-    uint32_t context_max;   /* 0 = the model's */
+    uint32_t context_max; /* 0 = the model's */
+    bool mtp;             /* load the MTP layer; with ranks never */
+    enum mtp_recycle mtp_recycle;
+    uint64_t mtp_tokens;
     struct wk_ranks *ranks; /* NULL = this worker holds the whole model; borrowed */
     const char *dump_path;  /* with ranks: the last plans go there when the group is lost */
     struct loop_waker *waker;

@@ -16,6 +16,11 @@ static struct wk_core_options sizes_of(const struct wk_params *p)
                                     .decode_rows_max = p->decode_rows_max};
 }
 
+bool wk_params_mtp(const struct wk_params *p)
+{
+    return p->mtp || strncmp(p->spec, "mtp:", 4) == 0;
+}
+
 struct wk_exec_options wk_params_exec(const struct wk_params *p)
 {
     struct wk_core_options sizes = sizes_of(p);
@@ -28,6 +33,9 @@ struct wk_exec_options wk_params_exec(const struct wk_params *p)
         .slice_rows_max = p->slice_rows_max,
         .decode_rows_max = p->decode_rows_max,
         .context_max = p->context_max,
+        .mtp = wk_params_mtp(p),
+        .mtp_tokens = p->mtp_tokens,
+        .mtp_recycle = strcmp(p->mtp_recycle, "pre_norm") == 0 ? MTP_PRE_NORM : MTP_POST_NORM,
     };
 }
 

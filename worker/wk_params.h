@@ -17,6 +17,7 @@ struct wk_exec_options;
 struct wk_ranks;
 
 /* Without waker and ranks. */
+bool wk_params_mtp(const struct wk_params *p); /* whether the MTP layer is to be loaded */
 struct wk_exec_options wk_params_exec(const struct wk_params *p);
 /* Positions in turn with context sharding, else 0. */
 uint32_t wk_params_interleave(const struct wk_params *p);

@@ -129,6 +129,7 @@ static void put_setup(struct writer *w, const struct wk_plan_setup *s)
 {
     put_array(w, &s->id, sizeof s->id / 4);
     put_u32(w, s->taps);
+    put_u32(w, s->mtp);
     put_u32(w, s->prompt_count);
     put_u32(w, s->output_tokens_min);
     put_f64(w, s->temperature);

@@ -30,6 +30,7 @@ enum wk_plan_kind {
 struct wk_plan_setup {
     struct msg_id id;      /* of the request: names the taps */
     bool taps;             /* hidden states go to the drafter */
+    uint32_t mtp;          /* drafts of the model's own layer after each step, 0..7 */
     uint32_t prompt_count; /* ids at or past it count as output for penalties */
     uint32_t output_tokens_min;
     double temperature, top_p, min_p;
@@ -108,6 +109,8 @@ struct wk_result_seq {
     uint32_t entry;
     uint32_t count; /* 0 where the sequence had no logits */
     uint32_t ids[WK_STEP_ROWS_MAX];
+    uint32_t draft_count; /* of the model's own layer: what may follow ids */
+    uint32_t draft_ids[WK_STEP_ROWS_MAX];
     uint32_t top_count;
     float logprob[WK_STEP_ROWS_MAX];
     uint32_t top_ids[WK_STEP_ROWS_MAX * MSG_TOP_LOGPROBS_MAX]; /* row j at j * top_count */

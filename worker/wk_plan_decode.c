@@ -67,6 +67,8 @@ static enum err get_setup(struct reader *r, const struct wk_plan_limits *limits,
     uint32_t taps = get_u32(r);
     AT_MOST("taps", taps, 1);
     s->taps = taps != 0;
+    s->mtp = get_u32(r);
+    AT_MOST("mtp", s->mtp, WK_STEP_ROWS_MAX - 1);
     s->prompt_count = get_u32(r);
     s->output_tokens_min = get_u32(r);
     s->temperature = get_f64(r);

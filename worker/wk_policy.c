@@ -83,10 +83,10 @@ uint32_t wk_policy_ema(const struct wk_history *h, const struct wk_ema_knobs *kn
     return k;
 }
 
-uint32_t wk_policy_ema_batch(const uint32_t *wanted, uint32_t count, bool pinned)
+uint32_t wk_policy_ema_batch(const uint32_t *wanted, uint32_t count)
 {
     uint32_t least = WK_SPEC_DRAFTS_MAX;
-    for (uint32_t i = 0; i < count && !pinned; i++)
+    for (uint32_t i = 0; i < count; i++)
         least = wanted[i] < least ? wanted[i] : least;
     return least;
 }

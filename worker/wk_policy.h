@@ -44,8 +44,8 @@ void wk_history_add(struct wk_history *h, const struct wk_ema_knobs *knobs, uint
 void wk_history_idle(struct wk_history *h);
 
 uint32_t wk_policy_ema(const struct wk_history *h, const struct wk_ema_knobs *knobs);
-/* The batch rule of ema: the least K of its requests; one that must stay full pins all. */
-uint32_t wk_policy_ema_batch(const uint32_t *wanted, uint32_t count, bool pinned);
+/* The batch rule of ema: the least K of its requests. */
+uint32_t wk_policy_ema_batch(const uint32_t *wanted, uint32_t count);
 
 /* cost_us[k]: a step of the same batch in which this request verifies k drafts. */
 uint32_t wk_policy_goodput(const struct wk_history *h,

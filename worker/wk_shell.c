@@ -344,6 +344,7 @@ static void core_options_fill(struct wk_shell *s, const struct wk_spec *spec)
         .decode_rows_max = p->decode_rows_max,
         .deadline_ms = p->deadline_ms,
         .ids_max = p->ids_max,
+        .mtp = wk_params_mtp(p),
         .spec = *spec,
         .ema = {.alpha = p->ema_alpha,
                 .margin = p->ema_margin,
@@ -422,6 +423,9 @@ enum err wk_shell_create(struct loop *l, const struct wk_params *params, const c
         wk_shell_destroy(&s);
         return e;
     }
+    uint32_t swept = wk_taps_sweep();
+    if (swept > 0)
+        log_info(WORKER, "tap rings of dead workers removed", "count=%u", swept);
     exec_open(s);
     loop_timer_start(s->beat, WK_BEAT_US, true);
     loop_timer_start(s->progress, PROGRESS_US, true);

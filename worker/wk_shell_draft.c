@@ -7,6 +7,7 @@
 #include "lib/base/check.h"
 #include "lib/base/log.h"
 #include "lib/base/rng.h"
+#include "lib/base/str.h"
 #include "worker/wk_shell_state.h"
 
 void wk_shell_draft_beat(struct wk_shell *s)
@@ -24,6 +25,7 @@ void wk_shell_draft_beat(struct wk_shell *s)
         .layers = info->layer_count,
         .vocab_size = info->vocab_size,
         .tap_ring = s->taps.options.layer_count > 0 ? s->taps.path : "",
+        .tokenizer_fp = info->tokenizer_fp,
         .tap_ring_incarnation = s->taps.options.incarnation,
     };
     wk_shell_beat(s, WK_DRAFTER, &m);
@@ -53,6 +55,15 @@ static bool taps_same(const struct wk_taps_options *o, const struct msg_draft_he
            memcmp(o->layers, h->tap_layers, o->layer_count * sizeof *o->layers) == 0;
 }
 
+/* As it says, cut between two characters. */
+static void source_take(struct wk_shell *s, const char *source)
+{
+    size_t room = sizeof s->drafter_source - 1, bytes = strnlen(source, room);
+    bytes = utf8_valid_prefix(source, bytes);
+    memcpy(s->drafter_source, source, bytes);
+    s->drafter_source[bytes] = '\0';
+}
+
 /* A ring that fits stays: another drafter of the same kind finds in it what the last one had. */
 static void taps_settle(struct wk_shell *s, const struct msg_draft_hello_reply *h)
 {
@@ -62,7 +73,6 @@ static void taps_settle(struct wk_shell *s, const struct msg_draft_hello_reply *
     if (h->tap_layer_count == 0 || t->refused || taps_same(&t->options, h))
         return;
     struct wk_taps_options o = {
-        .path = t->path,
         .type = h->tap_type,
         .hidden = h->tap_hidden,
         .layer_count = h->tap_layer_count,
@@ -70,7 +80,6 @@ static void taps_settle(struct wk_shell *s, const struct msg_draft_hello_reply *
     };
     rng_system(&o.incarnation, sizeof o.incarnation);
     memcpy(o.layers, h->tap_layers, h->tap_layer_count * sizeof *o.layers);
-    wk_taps_path(s->params->run_dir, s->params->id, t->turn++, t->path);
     enum err e = taps_check(s, h, &detail);
     if (e == ERR_OK)
         e = wk_taps_create(&o, &taps, &detail);
@@ -80,6 +89,7 @@ static void taps_settle(struct wk_shell *s, const struct msg_draft_hello_reply *
         return;
     }
     t->options = o;
+    wk_taps_path(o.incarnation, t->path);
     wk_exec_taps(s->exec, &taps);
     log_info(WORKER, "tap ring made", "path=%s layers=%u hidden=%u type=%s", t->path, o.layer_count,
              o.hidden, o.type == TAP_BF16 ? "bf16" : "f32");
@@ -96,7 +106,7 @@ void wk_shell_draft_message(struct wk_shell *s, const struct msg *m)
         if (h->incarnation != s->drafter_incarnation) {
             s->drafter_incarnation = h->incarnation;
             s->taps.refused = false;
-            snprintf(s->drafter_source, sizeof s->drafter_source, "%.31s", h->source);
+            source_take(s, h->source);
             log_info(WORKER, "drafter up",
                      "source=%s drafts_max=%u taps=%u incarnation=%016" PRIx64, h->source,
                      h->draft_tokens_max, h->tap_layer_count, s->drafter_incarnation);

@@ -56,7 +56,6 @@ struct wk_arena_state {
 
 /* The ring that the device thread writes to, as the drafter wanted it. */
 struct wk_tap_state {
-    uint32_t turn;                  /* rings made so far */
     bool refused;                   /* of this incarnation of the drafter; said once */
     struct wk_taps_options options; /* layer_count 0 = none yet */
     char path[TAP_RING_PATH_BYTES];

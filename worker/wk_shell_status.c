@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "lib/base/check.h"
+#include "lib/base/json.h"
 #include "lib/base/log.h"
 #include "lib/base/str.h"
 #include "lib/net/bus.h"
@@ -246,15 +247,17 @@ static void on_health(void *arg, struct str *out)
                    ",\"seqs_live\":%u,\"seqs_max\":%u,\"tokens_queued\":%" PRIu64
                    ",\"blocks_free\":%u,\"blocks_total\":%u,\"context_max\":%u"
                    ",\"numerics\":\"%s\",\"spec\":\"%s\",\"quantization\":\"%s\""
-                   ",\"step_age_ms\":%" PRIu64 ",\"drafter\":\"%s\""
+                   ",\"step_age_ms\":%" PRIu64
                    ",\"kv_state\":%u,\"drafter_state\":%u,\"ledger\":{\"accepted\":%" PRIu64
                    ",\"finished\":%" PRIu64 ",\"failed\":%" PRIu64 ",\"cancelled\":%" PRIu64
                    ",\"live\":%" PRIu64 "}",
                    phase(s), done, total, info.seqs_live, info.seqs_max, info.tokens_queued,
                    info.blocks_free, info.blocks_total, info.context_max, info.numerics, info.spec,
-                   info.quantization, info.step_age_us / 1000, s->drafter_source, info.kv_state,
-                   info.drafter_state, info.ledger.accepted, info.ledger.finished,
-                   info.ledger.failed, info.ledger.cancelled, info.ledger.live);
+                   info.quantization, info.step_age_us / 1000, info.kv_state, info.drafter_state,
+                   info.ledger.accepted, info.ledger.finished, info.ledger.failed,
+                   info.ledger.cancelled, info.ledger.live);
+    str_add_text(out, ",\"drafter\":");
+    json_write_string(out, s->drafter_source, strlen(s->drafter_source)); /* its own words */
     drafts_add(s, out);
 }
 

@@ -45,7 +45,7 @@ enum err wk_spec_parse(const char *text, struct wk_spec *ret_spec, struct err_de
     if (starts_with(text, "ngram:"))
         return counted(text, "ngram:", "ngram", ret_spec, detail);
     if (starts_with(text, "mtp:"))
-        return err_set(detail, ERR_UNSUPPORTED, "spec: %.32s: mtp is not supported", text);
+        return counted(text, "mtp:", WK_SOURCE_MTP, ret_spec, detail);
     return err_set(detail, ERR_INVALID,
-                   "spec: %.32s: not one of off, fixed:K, ngram:K, ema, goodput", text);
+                   "spec: %.32s: not one of off, fixed:K, ngram:K, mtp:K, ema, goodput", text);
 }

@@ -2,7 +2,7 @@
 /* worker/wk_spec.h - the speculation policy of a request or of the worker, from its text.
  *
  * Pure.  off, fixed:K, ema and goodput use the source that the drafter has loaded; ngram:K chooses
- * a source at fixed K.  mtp:K is refused by name. */
+ * a source of it at fixed K.  mtp:K takes the drafts of the model's own layer, without a drafter. */
 #ifndef WORKER_WK_SPEC_H
 #define WORKER_WK_SPEC_H
 
@@ -11,13 +11,14 @@
 #include "lib/base/err.h"
 
 #define WK_SPEC_DRAFTS_MAX 7u
+#define WK_SOURCE_MTP      "mtp"
 
 enum wk_policy { WK_POLICY_OFF, WK_POLICY_FIXED, WK_POLICY_EMA, WK_POLICY_GOODPUT };
 
 struct wk_spec {
     enum wk_policy policy;
     uint32_t draft_count; /* most drafts that a step verifies, 0 = off */
-    const char *source;   /* static: "" = the drafter's own, "ngram" */
+    const char *source;   /* static: "" = the drafter's own, "ngram", "mtp" */
     char effective[16];   /* "fixed:7": what the receipt shows */
 };
 

@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/wk_taps.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
+#include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "lib/base/check.h"
-#include "lib/base/hash.h"
 #include "lib/base/mem.h"
-#include "lib/base/str.h"
 #include "lib/model/model.h"
 
 #define WK_TAPS_MAGIC 0x574b5450u
+#define RING_FOLDER   "/dev/shm"
+#define RING_PREFIX   "tandem-taps."
 
 STATIC_CHECK(TAP_RING_TAPS_MAX == MODEL_WATCH_MAX);
 STATIC_CHECK(TAP_RING_TAPS_MAX == MSG_TAPS_MAX);
@@ -27,37 +29,68 @@ struct wk_taps {
     char path[TAP_RING_PATH_BYTES];
     struct tap_ring ring;
     uint64_t bytes;
+    int fd;        /* holds the lock that says: alive */
     float *record; /* [layer_count, hidden] */
 };
 
-void wk_taps_path(const char *run_dir, uint32_t worker, uint32_t turn,
-                  char ret_path[TAP_RING_PATH_BYTES])
+void wk_taps_path(uint64_t incarnation, char ret_path[TAP_RING_PATH_BYTES])
 {
-    char resolved[PATH_MAX], hex[33];
-    const char *name = realpath(run_dir, resolved) != NULL ? resolved : run_dir;
-    struct hash128 hash = hash_xxh3_once(name, strlen(name));
-    hex_encode(&hash, sizeof hash, hex);
-    snprintf(ret_path, TAP_RING_PATH_BYTES, "/dev/shm/tandem-taps-%.16s-%u.%u", hex, worker,
-             turn % 2);
+    snprintf(ret_path, TAP_RING_PATH_BYTES, RING_FOLDER "/" RING_PREFIX "%016" PRIx64, incarnation);
+}
+
+static bool ring_name(const char *name)
+{
+    size_t prefix = strlen(RING_PREFIX);
+    return strncmp(name, RING_PREFIX, prefix) == 0 && strlen(name + prefix) == 16 &&
+           strspn(name + prefix, "0123456789abcdef") == 16;
+}
+
+uint32_t wk_taps_sweep(void)
+{
+    uint32_t count = 0;
+    DIR *folder = opendir(RING_FOLDER);
+    if (folder == NULL)
+        return 0;
+    for (const struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+        if (!ring_name(entry->d_name))
+            continue;
+        int fd = openat(dirfd(folder), entry->d_name, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        if (fd < 0)
+            continue; /* of another user, or gone meanwhile */
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0 && unlinkat(dirfd(folder), entry->d_name, 0) == 0)
+            count++;
+        close(fd);
+    }
+    closedir(folder);
+    return count;
+}
+
+/* Locked, and still under its name: a sweep may have come between. */
+static int lock_own(int fd)
+{
+    struct stat st;
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 || fstat(fd, &st) != 0)
+        return errno;
+    return st.st_nlink > 0 ? 0 : ENOENT;
 }
 
 static enum err file_create(struct wk_taps *t, void **ret_memory, struct err_detail *detail)
 {
-    if (unlink(t->path) != 0 && errno != ENOENT)
-        return err_set(detail, ERR_IO, "%s: %s", t->path, strerror(errno));
-    int fd = open(t->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (fd < 0)
+    t->fd = open(t->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (t->fd < 0)
         return err_set(detail, ERR_IO, "%s: %s", t->path, strerror(errno));
     void *memory = MAP_FAILED;
+    int why = lock_own(t->fd);
     /* Taken now: a full /dev/shm is a refusal here and would be a signal at the first write. */
-    int why = posix_fallocate(fd, 0, (off_t)t->bytes);
+    if (why == 0)
+        why = posix_fallocate(t->fd, 0, (off_t)t->bytes);
     if (why == 0) {
-        memory = mmap(NULL, t->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        memory = mmap(NULL, t->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, t->fd, 0);
         why = errno;
     }
-    close(fd);
     if (memory == MAP_FAILED) {
         unlink(t->path);
+        close(t->fd);
         return err_set(detail, ERR_IO, "%s: %llu bytes: %s", t->path, (unsigned long long)t->bytes,
                        strerror(why));
     }
@@ -82,9 +115,7 @@ enum err wk_taps_create(const struct wk_taps_options *o, struct wk_taps **ret_ta
     t->magic = WK_TAPS_MAGIC;
     t->options = *o;
     t->bytes = tap_ring_bytes(&g);
-    CHECK(strlen(o->path) < sizeof t->path);
-    memcpy(t->path, o->path, strlen(o->path) + 1);
-    t->options.path = t->path;
+    wk_taps_path(o->incarnation, t->path);
     void *memory = NULL;
     enum err e = file_create(t, &memory, detail);
     if (e != ERR_OK) {
@@ -105,6 +136,7 @@ void wk_taps_destroy(struct wk_taps **taps_p)
     CHECK_OBJ(t, WK_TAPS_MAGIC);
     munmap(t->ring.base, t->bytes);
     unlink(t->path);
+    close(t->fd);
     mem_give(t->record);
     t->magic = 0;
     mem_give(t);

@@ -2,8 +2,8 @@
 /* worker/wk_taps.h - the writer's side of the tap ring: its file, and rows of a finished batch.
  *
  * Created by the loop thread, then owned by the device thread, which never waits for a reader: the
- * oldest records make room.  The file goes away with the object; one that a killed worker left
- * behind is replaced. */
+ * oldest records make room.  The file has a name of its own, is locked as long as its worker lives
+ * and goes away with the object; what a killed worker left behind is swept. */
 #ifndef WORKER_WK_TAPS_H
 #define WORKER_WK_TAPS_H
 
@@ -15,13 +15,12 @@ struct model_cursor;
 struct wk_taps;
 
 struct wk_taps_options {
-    const char *path;
-    uint64_t incarnation;
-    uint32_t type; /* enum tap_type */
+    uint64_t incarnation; /* random: names the file */
+    uint32_t type;        /* enum tap_type */
     uint32_t hidden;
     uint32_t layer_count; /* 1..TAP_RING_TAPS_MAX */
     uint32_t layers[TAP_RING_TAPS_MAX];
-    uint64_t bytes_max; /* of the file; room for TAPS_SLOTS_MIN records is taken in any case */
+    uint64_t bytes_max; /* of the file; room for WK_TAPS_SLOTS_MIN records is taken in any case */
 };
 
 #define WK_TAPS_SLOTS_MIN 64u
@@ -38,9 +37,9 @@ void wk_taps_write(struct wk_taps *t, const struct model_cursor *c, const struct
                    uint64_t step, uint32_t first, uint32_t count, uint32_t position);
 uint64_t wk_taps_end(const struct wk_taps *t); /* 0 for NULL */
 
-/* "/dev/shm/tandem-taps-<hash of run_dir>-<worker>.<0 or 1>": a ring and the one that replaces it
- * have different names. */
-void wk_taps_path(const char *run_dir, uint32_t worker, uint32_t turn,
-                  char ret_path[TAP_RING_PATH_BYTES]);
+/* "/dev/shm/tandem-taps.<incarnation>" */
+void wk_taps_path(uint64_t incarnation, char ret_path[TAP_RING_PATH_BYTES]);
+/* Removes the rings whose workers are gone, of any cluster on this machine; how many. */
+uint32_t wk_taps_sweep(void);
 
 #endif

@@ -19,7 +19,7 @@ struct model_config {
     uint32_t vocab_size;
     uint32_t hidden;
     uint32_t layers;
-    uint32_t mtp_layers;   /* num_nextn_predict_layers; not run yet */
+    uint32_t mtp_layers;   /* num_nextn_predict_layers; the first can be run */
     uint32_t context_max;  /* max_position_embeddings */
     uint32_t dense_width;  /* intermediate_size */
     uint32_t expert_width; /* moe_intermediate_size */

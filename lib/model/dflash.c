@@ -28,21 +28,15 @@ void *dflash_take(struct dflash *d, uint64_t count, uint64_t item_bytes)
 void dflash_linear_run(struct dflash *d, const struct dflash_linear *w, const float *x,
                        uint64_t x_stride, float *y, uint32_t rows)
 {
-    if (w->plain.data != NULL) {
-        struct op_linear_args a = {.x = x,
-                                   .w = w->plain,
-                                   .y = y,
-                                   .rows = rows,
-                                   .in = w->in,
-                                   .out = w->out,
-                                   .x_stride = x_stride,
-                                   .y_stride = w->out};
-        CHECK(d->ops.linear(&a, &d->ctx) == ERR_OK);
-        return;
-    }
-    struct op_quantised_linear_args a = {
-        .x = x, .w = &w->quantised, .y = y, .rows = rows, .x_stride = x_stride, .y_stride = w->out};
-    CHECK(op_quantised_linear_ref(&a, &d->ctx) == ERR_OK);
+    struct op_linear_args a = {.x = x,
+                               .w = w->weight,
+                               .y = y,
+                               .rows = rows,
+                               .in = w->in,
+                               .out = w->out,
+                               .x_stride = x_stride,
+                               .y_stride = w->out};
+    CHECK(d->ops.linear(&a, &d->ctx) == ERR_OK);
 }
 
 void dflash_norm(struct dflash *d, const float *w, const float *x, float *y, uint32_t rows,
@@ -275,6 +269,12 @@ const struct dflash_config *dflash_config(const struct dflash *d)
 {
     CHECK_OBJ(d, DFLASH_MAGIC);
     return &d->config;
+}
+
+struct hash128 dflash_tokenizer(const struct dflash *d)
+{
+    CHECK_OBJ(d, DFLASH_MAGIC);
+    return d->tokenizer_fp;
 }
 
 const char *dflash_formats(const struct dflash *d)

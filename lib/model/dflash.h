@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "lib/base/err.h"
+#include "lib/base/hash.h"
 #include "lib/model/dflash_config.h"
 
 struct dflash;
@@ -32,7 +33,8 @@ MUST_USE enum err dflash_load(const struct dflash_options *options, struct dflas
                               struct err_detail *detail);
 void dflash_destroy(struct dflash **drafter_p);
 const struct dflash_config *dflash_config(const struct dflash *d);
-const char *dflash_formats(const struct dflash *d); /* "bf16 (54), mxfp8 (27)", for the log */
+struct hash128 dflash_tokenizer(const struct dflash *d); /* fingerprint of the target's */
+const char *dflash_formats(const struct dflash *d);      /* "bf16 (54), mxfp8 (27)", for the log */
 
 /* Positions [first, length) are held, as far as each layer's window reaches back. */
 struct dflash_context {

@@ -17,7 +17,7 @@ static void embed_rows(struct dflash *d, const struct dflash_block *blocks, uint
                 memcpy(x, d->weights.mask, c->hidden * sizeof *x);
             } else {
                 struct op_embed_args a = {.ids = &id,
-                                          .w = d->weights.embed.plain,
+                                          .w = d->weights.embed.weight,
                                           .h = x,
                                           .rows = 1,
                                           .streams = 1,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tensors of a DFlash drafter: names, aliases, formats by companions, what is borrowed. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,14 +15,11 @@
 #include "lib/model/vocabulary.h"
 
 #define TOKENIZER_BYTES_MAX (512u << 20)
-/* A quantised drafter below this is widened once; a larger one stays as it is stored. */
-#define WIDEN_BYTES_MAX (UINT64_C(256) << 20)
-#define NAME_BYTES      192
+#define NAME_BYTES          192
 
 struct binding {
     struct dflash *drafter;
     uint8_t *used; /* [tensors] of the drafter's own files */
-    uint64_t widened_bytes;
     uint32_t kinds[FORMAT_KIND_COUNT];
     struct err_detail *detail;
 };
@@ -105,6 +103,26 @@ static enum err shape_check(const struct safetensors_tensor *t, uint32_t dims,
                    need);
 }
 
+static float value_at(const struct safetensors_tensor *t, enum op_dtype dtype, uint64_t i)
+{
+    uint32_t word = 0; /* bytes are copied: the file may not align them */
+    memcpy(&word, t->data + i * op_dtype_bytes(dtype), op_dtype_bytes(dtype));
+    return dtype == OP_F32    ? op_f32_from_bits(word)
+           : dtype == OP_BF16 ? op_f32_from_bf16((uint16_t)word)
+                              : op_f32_from_f16((uint16_t)word);
+}
+
+/* One NaN would make every draft wrong and nothing else: it must be seen here. */
+static enum err finite_check(const struct safetensors_tensor *t, enum op_dtype dtype,
+                             struct err_detail *detail)
+{
+    for (uint64_t i = 0; i < t->elements; i++)
+        if (!isfinite(value_at(t, dtype, i)))
+            return err_set(detail, ERR_INVALID, "tensor \"%s\": not finite at [%llu]", t->name,
+                           (unsigned long long)i);
+    return ERR_OK;
+}
+
 /* A plain tensor by name, with or without ".weight" behind it. */
 static enum err find_plain(struct binding *b, const char *module, uint32_t dims,
                            const uint64_t *shape, const struct safetensors_tensor **ret_tensor,
@@ -124,10 +142,7 @@ static enum err find_plain(struct binding *b, const char *module, uint32_t dims,
         return err_set(b->detail, ERR_UNSUPPORTED,
                        "tensor \"%s\": dtype %s, only BF16, F16 and F32 are supported here",
                        t->name, safetensors_dtype_name(t->dtype));
-    uint64_t at = format_not_finite(t->data, *ret_dtype, t->elements);
-    if (at < t->elements)
-        return err_set(b->detail, ERR_CORRUPT, "tensor \"%s\": not finite at [%llu]", t->name,
-                       (unsigned long long)at);
+    TRY(finite_check(t, *ret_dtype, b->detail));
     mark(b, t);
     *ret_tensor = t;
     return ERR_OK;
@@ -135,13 +150,8 @@ static enum err find_plain(struct binding *b, const char *module, uint32_t dims,
 
 static void widen(const struct safetensors_tensor *t, enum op_dtype dtype, float *out)
 {
-    for (uint64_t i = 0; i < t->elements; i++) {
-        uint32_t word = 0; /* bytes are copied: the file may not align them */
-        memcpy(&word, t->data + i * op_dtype_bytes(dtype), op_dtype_bytes(dtype));
-        out[i] = dtype == OP_F32    ? op_f32_from_bits(word)
-                 : dtype == OP_BF16 ? op_f32_from_bf16((uint16_t)word)
-                                    : op_f32_from_f16((uint16_t)word);
-    }
+    for (uint64_t i = 0; i < t->elements; i++)
+        out[i] = value_at(t, dtype, i);
 }
 
 static enum err vector(struct binding *b, const char *module, uint32_t dims, const uint64_t *shape,
@@ -194,8 +204,8 @@ static enum err bind_from(struct binding *b, const struct safetensors *set, cons
     struct dflash *d = b->drafter;
     ret->out = out;
     ret->in = in;
-    TRY(format_bind(set, prefix, out, in, NULL, &info, &ret->quantised, &fault, b->detail));
-    TRY(format_check_values(prefix, &info, &ret->quantised, &fault, b->detail));
+    TRY(format_bind(set, prefix, out, in, NULL, &info, &ret->stored, &fault, b->detail));
+    TRY(format_check_values(prefix, &info, &ret->stored, &fault, b->detail));
     const char *parts[] = {info.weight, info.scale, info.global, info.input_scale};
     for (size_t i = 0; own && i < ARRAY_COUNT(parts); i++) {
         char name[NAME_BYTES + 32];
@@ -208,18 +218,10 @@ static enum err bind_from(struct binding *b, const struct safetensors *set, cons
     if (info.has_bias)
         return err_set(b->detail, ERR_UNSUPPORTED, "tensor \"%s.bias\": no layer has a bias",
                        prefix);
-    if (ret->quantised.format == OP_FORMAT_PLAIN) {
-        ret->plain = as_weight(d, ret->quantised.codes, (uint64_t)out * in, ret->quantised.dtype);
-        return ERR_OK;
-    }
-    uint64_t bytes = (uint64_t)out * in * sizeof(float);
-    if (b->widened_bytes + bytes > WIDEN_BYTES_MAX)
-        return ERR_OK;
-    b->widened_bytes += bytes;
-    float *dense = dflash_take(d, (uint64_t)out * in, sizeof(float));
-    struct op_dequantise_args a = {.w = &ret->quantised, .y = dense};
-    CHECK(op_dequantise_ref(&a, &d->ctx) == ERR_OK);
-    ret->plain = (struct op_weight){.data = dense, .dtype = OP_F32};
+    if (ret->stored.format == OP_FORMAT_PLAIN)
+        ret->weight = as_weight(d, ret->stored.codes, (uint64_t)out * in, ret->stored.dtype);
+    else
+        ret->weight = (struct op_weight){.quantised = &ret->stored};
     return ERR_OK;
 }
 
@@ -352,8 +354,8 @@ static enum err embedding(struct binding *b)
         return err_set(b->detail, ERR_INVALID,
                        "draft_vocab_size: %u rows need a head of the drafter's own",
                        d->config.draft_vocab);
-    if (d->weights.embed.plain.data == NULL)
-        return err_set(b->detail, ERR_UNSUPPORTED, "embed_tokens: a quantised table");
+    if (d->weights.embed.stored.format == OP_FORMAT_EXL3)
+        return err_set(b->detail, ERR_UNSUPPORTED, "embed_tokens: a table in EXL3 has no rows");
     return dflash_mask_read(d->options.directory, d->config.hidden, d, &d->weights.mask, b->detail);
 }
 
@@ -369,6 +371,7 @@ static enum err tokens(struct binding *b)
                   b->detail));
     enum err e =
         vocabulary_read(text, bytes, d->config.vocab_size, d->has_token, &assistant, b->detail);
+    d->tokenizer_fp = vocabulary_fp(text, bytes);
     free(text);
     if (e != ERR_OK)
         return e;

@@ -116,7 +116,7 @@ static enum err read_values(const struct zip *z, uint32_t hidden, struct dflash 
                   : f16 ? op_f32_from_f16((uint16_t)u16_at(p))
                         : op_f32_from_bits(u32_at(p));
         if (!isfinite(mask[i]))
-            return err_set(detail, ERR_CORRUPT, MASK_FILE ": not finite at [%u]", i);
+            return err_set(detail, ERR_INVALID, MASK_FILE ": not finite at [%u]", i);
     }
     *ret_mask = mask;
     return ERR_OK;

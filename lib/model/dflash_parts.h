@@ -21,8 +21,8 @@ struct safetensors;
 #define APPEND_ROWS  64u /* context rows that are computed at once */
 
 struct dflash_linear {
-    struct op_weight plain; /* data NULL where the weight stays quantised */
-    struct op_quantised quantised;
+    struct op_weight weight; /* as stored; points to `stored` unless it is plain */
+    struct op_quantised stored;
     uint32_t out, in;
 };
 
@@ -46,12 +46,12 @@ struct dflash_weights {
     uint32_t *head_ids; /* [draft_vocab] target id of a reduced head's row, NULL = the row */
 };
 
-struct dflash_buffers {    /* by row of the batch */
-    float *taps, *context; /* of an append: fc's input is the caller's */
+struct dflash_buffers { /* by row of the batch */
+    float *context;     /* of an append: fc's input is the caller's */
     float *x, *h, *y, *delta;
     float *q, *k, *v, *o;
     float *gate, *up;
-    float *head_x, *logits, *project;
+    float *logits, *project;
     uint32_t *top_ids;
     float *top_logits, *scores;
 };
@@ -66,13 +66,13 @@ struct dflash {
     struct safetensors *tensors, *borrowed;
     struct dflash_weights weights;
     uint8_t *has_token; /* [vocab] */
-    void **owned;       /* everything taken at load */
+    struct hash128 tokenizer_fp;
+    void **owned; /* everything taken at load */
     uint32_t owned_count, owned_max;
     double *rope;                         /* [head_dim / 2] frequencies */
     uint64_t layer_at[DFLASH_LAYERS_MAX]; /* floats from a context's start */
     uint32_t layer_rows[DFLASH_LAYERS_MAX];
     uint64_t context_floats;
-    uint32_t rows_max;
     struct dflash_buffers b;
     char formats[256];
     dflash_probe_fn probe;

@@ -54,6 +54,7 @@ struct model_options {
     uint32_t threads; /* 0 = one per core */
     /* NULL: this process holds the whole model.  Copied; not called while loading. */
     const struct model_group *group;
+    bool mtp; /* the MTP layer too, for lib/model/mtp.h */
     model_progress_fn progress;
     void *progress_arg;
 };
@@ -77,13 +78,14 @@ struct model_info {
      * from the model */
     const uint8_t *has_token;
     /* over tensors (name, dtype, shape, xxh3-128), config, tokenizer */
-    struct hash128 model_fp;   /* weights, config, tokenizer, chat template */
-    struct hash128 weights_fp; /* names, shapes and bytes of the tensors alone */
-    const char *kernels;       /* variants in use, for the log: "avx2 fast: linear ...; ref: ..." */
-    uint32_t threads;          /* in use */
-    char quantization[192];    /* from the tensors, as identity_quantization says it */
-    char warnings[1024];       /* one a line: what config or path say otherwise; "" = none */
-    uint64_t weight_bytes;     /* of all tensors in the files */
+    struct hash128 model_fp;     /* weights, config, tokenizer, chat template */
+    struct hash128 tokenizer_fp; /* lib/model/vocabulary.h; zero without one */
+    struct hash128 weights_fp;   /* names, shapes and bytes of the tensors alone */
+    const char *kernels;    /* variants in use, for the log: "avx2 fast: linear ...; ref: ..." */
+    uint32_t threads;       /* in use */
+    char quantization[192]; /* from the tensors, as identity_quantization says it */
+    char warnings[1024];    /* one a line: what config or path say otherwise; "" = none */
+    uint64_t weight_bytes;  /* of all tensors in the files */
     /* geometry of the cache, for kvmgr */
     uint32_t dsa_layers;  /* layers with latent and index rows */
     uint32_t latent_dim;  /* kv_lora_rank */

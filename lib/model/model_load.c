@@ -93,6 +93,25 @@ static void fill_info(struct model *m)
     lay_out_state(m);
 }
 
+/* Behind the last layer, in a cache of its own. */
+static enum err want_mtp(struct model *m, struct err_detail *detail)
+{
+    uint32_t layer = m->whole.layers;
+    if (m->whole.mtp_layers == 0)
+        return err_set(detail, ERR_INVALID,
+                       "mtp: num_nextn_predict_layers is 0: the checkpoint has no such layer");
+    if (m->group.ranks > 1)
+        return err_set(detail, ERR_UNSUPPORTED, "mtp: not with %u ranks", m->group.ranks);
+    if (layer >= MODEL_LAYERS_MAX)
+        return err_set(detail, ERR_UNSUPPORTED, "mtp: behind %u layers, at most %u", layer,
+                       MODEL_LAYERS_MAX - 1);
+    m->config.layer_dsa[layer] = m->config.layer_moe[layer] = true;
+    m->dsa_number[layer] = 0;
+    m->state[layer] = (struct state_layer){0};
+    weights_want_mtp(m->weights, &m->whole);
+    return ERR_OK;
+}
+
 static enum err load_tensors(struct model *m, const struct model_options *options,
                              const struct identity_texts *texts, struct err_detail *detail)
 {
@@ -100,6 +119,8 @@ static enum err load_tensors(struct model *m, const struct model_options *option
     TRY(identity_hint(options->directory, &hint, detail));
     TRY(safetensors_open_directory(options->directory, &m->tensors, detail));
     m->weights = weights_create_shard(&m->whole, &m->shard);
+    if (options->mtp)
+        TRY(want_mtp(m, detail));
     op_table_cpu(&m->ops, options->numerics == MODEL_FAST ? OP_FAST_F32 : OP_EXACT, op_cpu_best());
     op_table_text(&m->ops, m->kernels, sizeof(m->kernels));
     m->info.kernels = m->kernels;
@@ -115,6 +136,8 @@ static enum err load_tensors(struct model *m, const struct model_options *option
                            options->progress_arg, hashes, detail);
     m->info.model_fp = identity_fingerprint(m->tensors, texts, hashes);
     const struct identity_texts none = {.config = "", .tokenizer = ""};
+    if (texts->tokenizer != NULL)
+        m->info.tokenizer_fp = vocabulary_fp(texts->tokenizer, texts->tokenizer_bytes);
     m->info.weights_fp = identity_fingerprint(m->tensors, &none, hashes);
     mem_give(hashes);
     m->info.weight_bytes = safetensors_file_bytes(m->tensors);

@@ -63,3 +63,8 @@ enum err vocabulary_read(const char *text, size_t bytes, uint32_t vocab_size, ui
     arena_fini(&arena);
     return e;
 }
+
+struct hash128 vocabulary_fp(const char *text, size_t bytes)
+{
+    return hash_blake2b(NULL, 0, text, bytes, NULL, 0, NULL, 0);
+}

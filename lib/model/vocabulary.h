@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "lib/base/err.h"
+#include "lib/base/hash.h"
 
 #define VOCABULARY_NO_ID UINT32_MAX
 
@@ -18,5 +19,8 @@
 MUST_USE enum err vocabulary_read(const char *text, size_t bytes, uint32_t vocab_size,
                                   uint8_t *has_token, uint32_t *ret_assistant_id,
                                   struct err_detail *detail);
+
+/* What two processes compare to know that their ids mean the same: BLAKE2b of the file. */
+struct hash128 vocabulary_fp(const char *text, size_t bytes);
 
 #endif

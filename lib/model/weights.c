@@ -20,12 +20,19 @@ struct weights *weights_create(const struct model_config *config)
     return weights_create_shard(config, &whole);
 }
 
+static void take_experts(struct weights_layer *l, const struct shard *shard)
+{
+    l->gate = mem_take_array(shard->experts.count, sizeof(*l->gate));
+    l->up = mem_take_array(shard->experts.count, sizeof(*l->up));
+    l->down = mem_take_array(shard->experts.count, sizeof(*l->down));
+}
+
 struct weights *weights_create_shard(const struct model_config *config, const struct shard *shard)
 {
     struct weights *w = mem_take(sizeof(*w));
     w->shard = *shard;
     w->layer_count = config->layers;
-    w->layers = mem_take_array(config->layers, sizeof(*w->layers));
+    w->layers = mem_take_array(config->layers + 1u, sizeof(*w->layers));
     for (uint32_t i = 0; i < config->layers; i++) {
         struct weights_layer *l = &w->layers[i];
         if (!config->layer_dsa[i]) {
@@ -34,13 +41,17 @@ struct weights *weights_create_shard(const struct model_config *config, const st
             for (int k = 0; k < 3; k++)
                 l->kda.conv_part[k] = l->kda.conv + (uint64_t)k * part;
         }
-        if (config->layer_moe[i]) {
-            l->gate = mem_take_array(shard->experts.count, sizeof(*l->gate));
-            l->up = mem_take_array(shard->experts.count, sizeof(*l->up));
-            l->down = mem_take_array(shard->experts.count, sizeof(*l->down));
-        }
+        if (config->layer_moe[i])
+            take_experts(l, shard);
     }
     return w;
+}
+
+void weights_want_mtp(struct weights *w, const struct model_config *config)
+{
+    CHECK(config->mtp_layers > 0 && w->linears == NULL && !w->has_mtp);
+    w->has_mtp = true;
+    take_experts(&w->layers[w->layer_count], &w->shard);
 }
 
 void weights_destroy(struct weights **w_p)
@@ -48,7 +59,7 @@ void weights_destroy(struct weights **w_p)
     struct weights *w = *w_p;
     if (w == NULL)
         return;
-    for (uint32_t i = 0; i < w->layer_count; i++) {
+    for (uint32_t i = 0; i <= w->layer_count; i++) {
         mem_give(w->layers[i].kda.conv);
         mem_give(w->layers[i].gate);
         mem_give(w->layers[i].up);

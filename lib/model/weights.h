@@ -3,7 +3,7 @@
  *
  * Start-up only.  Every tensor that the config asks for is checked by name, shape and dtype; a
  * missing one, an extra one or a wrong one is refused by name.  Tensors of the vision tower and of
- * the MTP layers may be present and are left alone.  Vectors are f32.  Matrices keep their format,
+ * the MTP layers may be present and are left alone, unless the first of those is asked for.  Vectors are f32.  Matrices keep their format,
  * whichever it is, in the mapped file; those that no linear op reads become dense f32, and so do
  * plain ones that lie unaligned or that the caller wants widened.  Binding looks at headers only:
  * values are checked by weights_check_values. */
@@ -56,6 +56,12 @@ struct weights_layer {
     struct op_weight *gate, *up, *down; /* [experts of this rank] */
 };
 
+/* What the MTP layer has beside a DSA and MoE layer without mixing of streams. */
+struct weights_mtp {
+    struct op_weight project; /* [hidden, 2 * hidden]: embedding, then hidden state */
+    float *embed_norm, *hidden_norm, *norm;
+};
+
 /* A matrix as the checkpoint holds it. */
 struct weights_linear {
     const struct safetensors_tensor *tensor; /* its codes */
@@ -72,7 +78,9 @@ struct weights {
     struct op_weight embed, head;
     float *norm;
     uint32_t layer_count;
-    struct weights_layer *layers;
+    struct weights_layer *layers; /* [layer_count + 1]: the last is the MTP layer's */
+    bool has_mtp;
+    struct weights_mtp mtp;
     float *pool; /* all widened values */
     uint64_t pool_floats;
     struct weights_linear *linears; /* in the order of their names' walk */
@@ -84,6 +92,8 @@ struct weights {
 struct weights *weights_create(const struct model_config *config);
 struct weights *weights_create_shard(const struct model_config *config, const struct shard *shard);
 void weights_destroy(struct weights **w_p);
+/* Before the bind: the MTP layer is bound too, which is else left alone. */
+void weights_want_mtp(struct weights *w, const struct model_config *config);
 
 struct weights_bind_options {
     bool widen;                     /* plain matrices become f32 too */

@@ -204,6 +204,23 @@ static void walk_experts(struct walk *k, struct weights_layer *l, uint32_t layer
     walk_mlp(k, &l->shared.gate, &l->shared.up, &l->shared.down, c->expert_width, k->shard->shared);
 }
 
+/* The layer behind the last one, without mixing of streams; its own embedding and head, where a
+ * checkpoint has them, are those of the trunk. */
+static void walk_mtp(struct walk *k, struct weights *w)
+{
+    const struct model_config *c = k->config;
+    struct weights_layer *l = &w->layers[c->layers];
+    set_prefix(k, c->layers, "");
+    vector(k, "enorm.weight", &w->mtp.embed_norm, c->hidden);
+    vector(k, "hnorm.weight", &w->mtp.hidden_norm, c->hidden);
+    vector(k, "shared_head.norm.weight", &w->mtp.norm, c->hidden);
+    matrix(k, "eh_proj.weight", &w->mtp.project, c->hidden, 2 * (uint64_t)c->hidden);
+    vector(k, "input_layernorm.weight", &l->site[0].norm, c->hidden);
+    vector(k, "post_attention_layernorm.weight", &l->site[1].norm, c->hidden);
+    walk_dsa(k, &l->dsa, c->layers);
+    walk_experts(k, l, c->layers);
+}
+
 void weights_each(struct weights *w, const struct model_config *config, weights_want_fn fn,
                   void *arg)
 {
@@ -233,4 +250,6 @@ void weights_each(struct weights *w, const struct model_config *config, weights_
                      w->shard.dense);
         }
     }
+    if (w->has_mtp)
+        walk_mtp(&k, w);
 }

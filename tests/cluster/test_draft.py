@@ -5,12 +5,16 @@ import os
 import random
 import re
 import signal
+import shutil
 import socket
+import tempfile
 import threading
 import time
 
 import cluster
+import wire
 from cluster import Cluster, GOLDEN, parallel, wait_for
+from wire import Fake, lying_drafts, message
 
 MXFP8 = os.path.join(GOLDEN, "dflash2", "mxfp8")
 ROUNDS = int(os.environ.get("TANDEM_ROUNDS", "0"))     # of the long run
@@ -75,30 +79,65 @@ def test_acceptance():
             assert drafted > accepted
 
 
-POLICIES = [f"fixed:{k}" for k in range(1, 8)] + ["ema", "goodput", "ngram:4"]
+POLICIES = (["off"] + [f"fixed:{k}" for k in range(1, 8)] + ["ema", "goodput", "ngram:4"]
+            + [f"mtp:{k}" for k in (1, 3, 7)])
 SAMPLING = [{"temperature": 0}, {"temperature": 0.7, "top_p": 0.95}, {"temperature": 1.0}]
+
+
+def speak_garbage(c, rng, seconds):
+    """In the drafter's place: lies and drafts that are wrong, then the real one comes back."""
+    with Fake(c, "drafter") as fake:
+        worker = fake.wait_peer(b"worker-0", 5)
+        worker.s.settimeout(0.2)
+        hello = message("DraftHelloReply", incarnation=rng.getrandbits(63), source="ngram",
+                        draft_tokens_max=7)
+        worker.send(hello)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                frames = worker.receive()
+            except TimeoutError:
+                continue
+            if frames[0][5] == wire.KINDS["DRAFT_HELLO"]:
+                worker.send(hello)
+            elif frames[0][5] == wire.KINDS["DRAFT_PROPOSE"]:
+                for reply in lying_drafts(rng, frames):
+                    worker.send(reply)
 
 
 class Hurt:
     """Does things to the drafter at random moments until it is told to stop."""
+    KINDS = ["kill", "restart", "stop", "nap", "garbage"]
 
     def __init__(self, c, rng):
-        self.c, self.rng, self.over, self.deeds = c, rng, threading.Event(), []
+        self.c, self.rng, self.over, self.deeds, self.busy = c, rng, threading.Event(), [], False
         self.thread = threading.Thread(target=self.run, daemon=True)
 
     def run(self):
-        while not self.over.wait(self.rng.uniform(0.02, 0.4)):
-            deed = self.rng.choice(["kill", "stop", "nap"])
+        kinds = []
+        while not self.over.wait(self.rng.uniform(0.02, 0.2)):
+            if not kinds:
+                kinds = self.rng.sample(self.KINDS, len(self.KINDS))
+            deed = kinds.pop()
             try:
-                pid = self.c.kill("drafter", signal.SIGKILL if deed == "kill" else signal.SIGSTOP)
+                self.busy = True
+                self.hurt(deed)
                 self.deeds.append(deed)
-                if deed == "kill":
-                    self.c.wait_restart("drafter", pid, 20)
-                else:
-                    time.sleep(1.3 if deed == "stop" else 0.08)   # silent, or late for a deadline
-                    os.kill(pid, signal.SIGCONT)
-            except (OSError, ValueError):
-                pass
+            except (OSError, ValueError, AssertionError):
+                pass                    # it was not there just then
+            finally:
+                self.busy = False
+
+    def hurt(self, deed):
+        if deed == "garbage":
+            speak_garbage(self.c, self.rng, 0.7)
+        elif deed in ("kill", "restart"):
+            pid = self.c.kill("drafter", signal.SIGKILL if deed == "kill" else signal.SIGTERM)
+            self.c.wait_restart("drafter", pid, 20)
+        else:
+            pid = self.c.kill("drafter", signal.SIGSTOP)
+            time.sleep(1.3 if deed == "stop" else 0.08)   # silent, or late for a deadline
+            os.kill(pid, signal.SIGCONT)
 
     def __enter__(self):
         self.thread.start()
@@ -114,30 +153,71 @@ def test_one_text_whatever_happens_to_the_drafter():
     rounds = ROUNDS or 3
     rng = random.Random(random.getrandbits(64))
     ids = prompts()
-    with Cluster() as c:
+    with Cluster(worker__mtp="true") as c:
         attached(c)
-        accepted = drafted = hurt_accepted = 0
+        accepted = drafted = hurt_accepted = hurt_runs = 0
+        deeds = {}
         for _ in range(rounds):
             asks = []
-            for _ in range(8):
+            for policy in rng.sample(POLICIES, 8):
                 fields = {**rng.choice(SAMPLING), "seed": rng.getrandbits(40)}
-                asks.append((rng.choice(ids), fields, rng.choice(POLICIES)))
+                asks.append((rng.choice(ids), fields, policy))
             want = [complete(c, p, spec="off", **f).ids for p, f, _ in asks]
             alone = [complete(c, p, spec=k, **f) for p, f, k in asks[:3]]
             assert [r.ids for r in alone] == want[:3], asks[:3]
             with Hurt(c, rng) as hurt:
                 for _ in range(3):
+                    wait_for("a deed", 30, lambda: hurt.busy)
                     got = parallel([lambda a=a: complete(c, a[0], spec=a[2], **a[1]) for a in asks])
                     assert [r.ids for r in got] == want, (asks, hurt.deeds)
-                    for one in got:
-                        hurt_accepted += one.usage["tandem"]["accepted"]
+                    hurt_runs += len(got)
+                    hurt_accepted += tally(got)[0]
             for one in alone:
                 accepted += one.usage["tandem"]["accepted"]
                 drafted += one.usage["tandem"]["drafted"]
+            for deed in hurt.deeds:
+                deeds[deed] = deeds.get(deed, 0) + 1
+            # A hurt drafter is found again.
+            wait_for("drafts again", 30, lambda: complete(c, ids[0]).usage["tandem"]["accepted"] > 0)
         assert 0 < accepted < drafted, (accepted, drafted)
-        print(f"{rounds * 27} runs, {accepted} of {drafted} drafts right in those left alone, "
-              f"{hurt_accepted} right ones in those that were hurt")
+        assert hurt_accepted > 0 and len(deeds) >= 3 and sum(deeds.values()) >= 2 * rounds, deeds
+        print(f"{hurt_runs} hurt runs, {accepted} of {drafted} drafts right in those left alone, "
+              f"{hurt_accepted} right ones in those that were hurt; {deeds}")
         c.ledger_settles()
+
+
+def test_the_models_own_layer_drafts():
+    """mtp:K: without a drafter, at any temperature the same text; whatever is recycled."""
+    with Cluster() as c:
+        reply = c.post("/v1/completions", {"prompt": "x", "spec": "mtp:3"})
+        assert reply.status == 400 and "unsupported" in reply.body.decode(), reply.body
+    seen = {}
+    for recycle in ("post_norm", "pre_norm"):
+        with Cluster(worker__mtp="true", worker__mtp_recycle=recycle, kvmgr__block_tokens=16) as c:
+            os.kill(c.pid("drafter"), signal.SIGSTOP)
+            for sampling in SAMPLING:
+                asks = [(p, {**sampling, "seed": 7 + i}) for i, p in enumerate(prompts()[:6])]
+                want = [complete(c, p, spec="off", **f).ids for p, f in asks]
+                for k in (1, 3, 7):
+                    got = [complete(c, p, spec=f"mtp:{k}", **f) for p, f in asks]
+                    assert [r.ids for r in got] == want, (recycle, sampling, k)
+                    seen[recycle, sampling["temperature"], k] = tally(got)
+            together = parallel([lambda a=a: complete(c, a[0], spec="mtp:5", **a[1]) for a in asks])
+            assert [r.ids for r in together] == want
+            assert all(r.usage["tandem"]["spec"] == "mtp:5" for r in together)
+    for (recycle, temperature, k), (accepted, drafted, steps) in seen.items():
+        print(f"{recycle} T={temperature} K={k}: {accepted} of {drafted} right, "
+              f"{accepted / steps:.2f} a step")
+        assert 0 < accepted <= drafted and (k == 1 or accepted < drafted)
+        assert temperature > 0 or accepted / steps > 0.6, (recycle, k)
+    run = Cluster(worker__spec="mtp:3", worker__ranks=2)
+    try:
+        run.up()
+        raise AssertionError("mtp with two ranks was accepted")
+    except AssertionError as e:
+        assert "mtp: not with several ranks" in str(e), e
+    finally:
+        run.__exit__()
 
 
 def test_a_new_drafter_finds_its_context_in_the_ring():
@@ -180,14 +260,11 @@ def test_slots_and_prefixes_are_no_trap():
 
 
 def test_off_leaves_nothing_behind():
-    ring = "/dev/shm/tandem-taps-"
-    before = {f for f in os.listdir("/dev/shm") if f.startswith("tandem-taps-")}
     with Cluster(drafter__model="") as c:
         got = complete(c, prompts()[0])
         assert got.usage["tandem"]["spec"] == "fixed:7"
-        made = {f for f in os.listdir("/dev/shm") if f.startswith("tandem-taps-")} - before
         assert c.health("drafter")["source"] == "ngram"
-        assert "tap ring made" not in c.log("worker"), (ring, made)
+        assert "tap ring made" not in c.log("worker") and not rings_mapped(c, "worker")
     with Cluster(worker__spec="off") as c:
         attached(c)
         plain = complete(c, prompts()[0])
@@ -196,9 +273,60 @@ def test_off_leaves_nothing_behind():
         assert metrics(c, "worker")["tandem_worker_tap_records"] == 0
         assert complete(c, prompts()[0], spec="fixed:3").ids == got.ids
         assert metrics(c, "worker")["tandem_worker_tap_records"] > 0
-        mine = c.log("worker").split("path=/dev/shm/")[1].split()[0]
+        mine = ring_of(c)
         assert mine in os.listdir("/dev/shm")
+        assert rings_mapped(c, "worker") == rings_mapped(c, "drafter") == {mine}
     assert mine not in os.listdir("/dev/shm")
+
+
+def ring_of(c):
+    """Path of the worker's newest ring."""
+    return c.log("worker").rsplit("path=/dev/shm/", 1)[1].split()[0]
+
+
+def rings_mapped(c, role):
+    with open(f"/proc/{c.pid(role)}/maps", encoding="utf-8") as f:
+        return {os.path.basename(line.split()[-1]) for line in f if "/dev/shm/tandem-taps" in line}
+
+
+def test_rings_of_the_dead_are_removed():
+    """By the worker that takes the dead one's place, and by `tandem down`; never another's."""
+    with Cluster(**STEADY) as c, Cluster(**STEADY) as other:
+        attached(c)
+        attached(other)
+        first = ring_of(c)
+        c.wait_restart("worker", c.kill("worker"))
+        wait_for("another ring", 15, lambda: ring_of(c) != first)
+        assert first not in os.listdir("/dev/shm")
+        second = attached(c) and ring_of(c)
+        assert complete(c, prompts()[0], spec="fixed:3").usage["tandem"]["accepted"] > 0
+        with open(os.path.join(c.run_dir, "worker-0.super"), encoding="ascii") as f:
+            os.kill(int(f.read()), signal.SIGKILL)
+        c.kill("worker")
+        assert second in os.listdir("/dev/shm")
+        c.tandem("down")
+        assert second not in os.listdir("/dev/shm")
+        third = ring_of(other)
+        assert third in os.listdir("/dev/shm")
+    assert third not in os.listdir("/dev/shm")
+
+
+def test_another_tokenizer_is_refused():
+    """Same sizes, other tokens: the network is not used, both sides say so, the text is the same."""
+    with tempfile.TemporaryDirectory(prefix="tandem-target-") as target:
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            shutil.copy(os.path.join(cluster.DEMO, name), target)
+        with open(os.path.join(target, "tokenizer.json"), "a", encoding="utf-8") as f:
+            f.write("\n")
+        with Cluster(drafter__target=target, **STEADY) as c:
+            wait_for("a refusal", 10, lambda: "made for another model" in c.log("drafter"))
+            line = re.search(r"made for another model.*", c.log("drafter")).group()
+            assert "field=tokenizer_fp" in line, line
+            wait_for("n-gram", 5, lambda: c.health("worker")["drafter"] == "ngram")
+            got = complete(c, prompts()[0])
+            assert got.ids == complete(c, prompts()[0], spec="off").ids
+            assert c.health("drafter")["rings"] == 0
+            assert c.log("drafter").count("made for another model") == 1
 
 
 def test_policies_show_themselves():

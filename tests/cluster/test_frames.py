@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Malformed and lying frames to every process: dropped and counted, the process lives and serves,
 and no client's text changes."""
+import hashlib
 import os
 import random
 import re
@@ -11,9 +12,7 @@ import threading
 import cluster
 import wire
 from cluster import Cluster, Load, greedy_cases, pid_alive, wait_for
-from wire import Fake, Zmtp, header, message, words
-
-HUGE, RANDOM = 0xFFFFFFFF, 2 ** 64 - 1
+from wire import HUGE, RANDOM, Fake, Zmtp, header, lying_drafts, message, words
 
 
 def bad_messages(rng):
@@ -163,6 +162,11 @@ def lies_to_kvmgr(rng):
         yield message("KvAdopt", epoch=epoch, session_key="x" * 300, count=2, payload=bytes(40))
 
 
+def tokenizer_fp(model):
+    with open(os.path.join(model, "tokenizer.json"), "rb") as f:
+        return hashlib.blake2b(f.read(), digest_size=16).digest()
+
+
 def lies_to_drafter(rng):
     ident = rng.randbytes(16)
     yield message("DraftPropose", ident, base_length=3, anchor=1, draft_count=7, step=1, ids_count=1,
@@ -181,6 +185,7 @@ def lies_to_drafter(rng):
     yield message("DraftHello", incarnation=1, model_fp=bytes(3))
     for ring in ("/dev/null", "/etc/passwd", "/dev/shm", "/nonexistent", "x" * 300, ""):
         yield message("DraftHello", incarnation=2, hidden=128, layers=8, vocab_size=1024,
+                      tokenizer_fp=tokenizer_fp(cluster.DEMO),
                       tap_ring=ring, tap_ring_incarnation=RANDOM)
 
 
@@ -291,6 +296,12 @@ def test_lies_of_a_fake_drafter():
                 worker.send(message("DraftHelloReply", incarnation=98 + hidden % 7 + kind,
                                     source="dflash", draft_tokens_max=7, tap_layers=layers,
                                     tap_hidden=hidden, tap_type=kind))
+            # Its name is anything at all: the status says it and stays what it is.
+            name = '"},\\ \x01\n\x1b[2J"state":"down' + "\u00e9" * 40
+            worker.send(message("DraftHelloReply", incarnation=96, source=name, draft_tokens_max=7))
+            shown = name.encode()[:31].decode(errors="ignore")
+            wait_for("the name", 5, lambda: c.health("worker")["drafter"] == shown)
+            assert c.health("worker")["state"] == "ready"
             worker.send(message("DraftHelloReply", incarnation=99, source="ngram",
                                 draft_tokens_max=16))
             goal, answered = load.done + 4, 0
@@ -309,35 +320,6 @@ def test_lies_of_a_fake_drafter():
         assert "no taps for the drafter" in c.log("worker")
         assert refused(c, "worker") >= before + 10, (before, refused(c, "worker"))
         load.wait_more(4)
-
-
-def lying_drafts(rng, asked):
-    """Answers to a DraftPropose, the last of them plausible."""
-    ident = asked[0][16:32]
-    fields, at = {}, 0
-    while at < len(asked[1]):           # varint fields and one text
-        number, kind = asked[1][at] >> 3, asked[1][at] & 7
-        value, shift = 0, 0
-        at += 1
-        while True:
-            byte = asked[1][at]
-            at += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                break
-        fields[number] = value
-        if kind == 2:
-            at += value
-    numbers = {name: fields.get(row[0], 0) for name, row in wire.SCHEMA["DraftPropose"].items()}
-    length = numbers["base_length"] + numbers["ids_count"]
-    good = {"epoch": numbers["epoch"], "base_length": length, "step": numbers["step"],
-            "ids": [rng.randrange(200) for _ in range(max(1, numbers["draft_count"]))]}
-    lies = [{"epoch": good["epoch"] + 1}, {"base_length": length + 5}, {"base_length": HUGE},
-            {"step": RANDOM}, {"ids": [HUGE] * 3}, {"ids": [1] * 17}, {"code": 4000}]
-    yield message("DraftReply", rng.randbytes(16), **good)
-    yield message("DraftReply", ident, **{**good, **rng.choice(lies)})
-    yield message("DraftReply", ident, **good)
 
 
 def test_lies_of_a_fake_kvmgr():

@@ -12,7 +12,7 @@ import time
 
 import cluster
 from cluster import Cluster, greedy_cases, wait_for
-from wire import Wire
+from cable import Wire
 
 A, B, DETOUR = "10.87.0.1", "10.87.0.2", "10.87.0.3"
 CLONE_NEWNET = 0x40000000

@@ -10,7 +10,7 @@ import time
 
 import cluster
 from cluster import Cluster, Load, free_port, pid_alive, wait_for
-from wire import Wire
+from cable import Wire
 
 ROUNDS = int(os.environ.get("TANDEM_ROUNDS", "0"))
 SERVING_S = 10  # again, once the cause is gone

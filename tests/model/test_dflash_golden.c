@@ -10,14 +10,17 @@
 #define BOUND   3e-5
 #define ROW_MAX 4096u
 
+static const char *const probes[] = {"context", "ctx_k",   "ctx_v",      "block_in", "block_out",
+                                     "hidden",  "top_ids", "top_logits", "scores"};
+#define PROBE_COUNT (sizeof(probes) / sizeof(probes[0]))
+
 struct seen {
     const struct safetensors *set;
     const char *name; /* of the case */
     uint32_t layers;
     uint32_t context_rows, k_rows[DFLASH_LAYERS_MAX], v_rows[DFLASH_LAYERS_MAX];
-    uint32_t checks;
+    uint32_t checks[PROBE_COUNT]; /* comparisons of each kind */
     double worst;
-    uint32_t top_ids[7 * 16];
 };
 
 static const struct safetensors_tensor *want(const struct seen *s, const char *what)
@@ -43,7 +46,6 @@ static void compare(struct seen *s, const char *what, const float *values, uint3
                      (unsigned long long)(at * width + i), (double)values[i], (double)golden);
         s->worst = apart > s->worst ? apart : s->worst;
     }
-    s->checks++;
 }
 
 static void on_probe(void *arg, const char *name, uint32_t layer, const float *values,
@@ -52,6 +54,11 @@ static void on_probe(void *arg, const char *name, uint32_t layer, const float *v
     struct seen *s = arg;
     char what[64];
     bool kept = layer == 0 || layer == s->layers - 1; /* whose K and V the file has */
+    uint32_t kind = 0;
+    while (kind < PROBE_COUNT && strcmp(name, probes[kind]) != 0)
+        kind++;
+    assert_true(kind < PROBE_COUNT);
+    s->checks[kind] += (name[0] != 'c' || name[3] != '_' || kept) ? 1 : 0;
     if (strcmp(name, "context") == 0) {
         compare(s, name, values, s->context_rows, rows, width);
         s->context_rows += rows;
@@ -69,7 +76,6 @@ static void on_probe(void *arg, const char *name, uint32_t layer, const float *v
         assert_non_null(t);
         assert_int_equal(t->bytes, rows * width * sizeof(uint32_t));
         assert_memory_equal(values, t->data, t->bytes);
-        s->checks++;
     } else {
         compare(s, name, values, 0, rows, width);
     }
@@ -140,6 +146,22 @@ static void run_case(struct dflash *d, struct seen *s)
     mem_give(context.rows);
 }
 
+/* Every kind, for every layer that the file has, over every row. */
+static void all_was_compared(const struct seen *s, const struct dflash_config *c)
+{
+    for (uint32_t k = 0; k < PROBE_COUNT; k++) {
+        bool pieces = strncmp(probes[k], "c", 1) == 0; /* of the context, which came in pieces */
+        uint32_t least = strcmp(probes[k], "block_out") == 0 ? c->layers : 1;
+        if (pieces ? s->checks[k] < 2 : s->checks[k] != least)
+            fail_msg("%s: %s was compared %u times", s->name, probes[k], s->checks[k]);
+    }
+    for (uint32_t l = 0; l < c->layers; l++) {
+        assert_int_equal(s->k_rows[l], s->context_rows);
+        assert_int_equal(s->v_rows[l], s->context_rows);
+    }
+    assert_true(c->v2); /* of a v1 there would be no scores */
+}
+
 static void run_file(const char *drafter, const char *golden, bool exact, uint32_t cases_want)
 {
     static const char *const names[] = {"case0_needle", "case1_tool", "case2_repeat", "case3_json"};
@@ -156,7 +178,7 @@ static void run_file(const char *drafter, const char *golden, bool exact, uint32
         if (want(&s, "ids") == NULL)
             continue;
         run_case(d, &s);
-        assert_true(s.checks > 2 * dflash_config(d)->layers);
+        all_was_compared(&s, dflash_config(d));
         worst = s.worst > worst ? s.worst : worst;
         cases++;
     }
@@ -189,6 +211,8 @@ static void test_mxfp8_drafter(void **state)
 static void test_fast_sums(void **state)
 {
     (void)state;
+    /* Also with weights that stay as they are stored. */
+    run_file("tests/golden/dflash2/mxfp8", "tests/golden/dflash2/mxfp8.safetensors", false, 2);
     run_file("tests/golden/dflash2/random", "tests/golden/dflash2/random/golden.safetensors", false,
              4);
 }

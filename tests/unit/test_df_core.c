@@ -257,6 +257,35 @@ static void room_is_made_by_age(void **state)
     rig_close(&r);
 }
 
+/* Tokens count as long as their memory is held: a cut does not make room for others. */
+static void a_cut_makes_no_room(void **state)
+{
+    struct rig r;
+    uint32_t many[20] = {0};
+    rig_open(&r, (struct df_core_options){.sequences_max = 4, .context_max = 20, .tokens_max = 40});
+    open_seq(&r, 1, 1, many, 20);
+    open_seq(&r, 1, 1, song, 7); /* other ids: only the memory of the old ones is left */
+    assert_true(r.actions->cut);
+    assert_int_equal(r.core->tokens, 20);
+    open_seq(&r, 2, 1, many, 20);
+    assert_int_equal(r.core->live, 2);
+    open_seq(&r, 3, 1, song, 7); /* 47 would be held */
+    assert_int_equal(r.core->live, 2);
+    assert_int_equal(r.core->tokens, 27);
+    assert_int_equal(r.actions->freed_count, 1);
+    /* What became too long gives everything back, and is whole again when it is opened anew. */
+    context(&r, 2, 1, 20, many, 1);
+    assert_int_equal(r.core->tokens, 7);
+    assert_int_equal(r.actions->freed_count, 1);
+    assert_int_equal(r.core->live, 2);
+    memset(r.memory, 0, df_core_bytes(&r.core->options)); /* as the shell does with its part */
+    open_seq(&r, 2, 1, song, 7);
+    assert_true(r.actions->fresh);
+    struct msg_draft_propose p = {.epoch = 1, .base_length = 7, .anchor = 3, .draft_count = 2};
+    assert_int_equal(ask(&r, 2, p)->code, ERR_OK);
+    rig_close(&r);
+}
+
 static void a_restarted_worker_leaves_nothing(void **state)
 {
     struct rig r;
@@ -294,7 +323,7 @@ static void a_restarted_worker_leaves_nothing(void **state)
 
 struct naive_seq {
     bool used, too_long;
-    uint32_t epoch, length, ids[CONTEXT];
+    uint32_t epoch, length, high, ids[CONTEXT];
     uint64_t use, last_us;
 };
 
@@ -309,12 +338,12 @@ static uint32_t naive_count(const struct naive *n, uint32_t *ret_tokens)
     *ret_tokens = 0;
     for (uint32_t i = 0; i < IDS; i++) {
         count += n->seqs[i].used;
-        *ret_tokens += n->seqs[i].used ? n->seqs[i].length : 0;
+        *ret_tokens += n->seqs[i].used ? n->seqs[i].high : 0;
     }
     return count;
 }
 
-static void naive_evict(struct naive *n, uint32_t spared)
+static uint32_t naive_evict(struct naive *n, uint32_t spared)
 {
     uint32_t oldest = IDS;
     for (uint32_t i = 0; i < IDS; i++) {
@@ -324,6 +353,7 @@ static void naive_evict(struct naive *n, uint32_t spared)
     }
     assert_true(oldest < IDS);
     n->seqs[oldest].used = false;
+    return n->seqs[oldest].high;
 }
 
 static enum err naive_write(struct naive *n, uint32_t i, uint32_t base, const uint32_t *ids,
@@ -332,11 +362,12 @@ static enum err naive_write(struct naive *n, uint32_t i, uint32_t base, const ui
     struct naive_seq *s = &n->seqs[i];
     uint32_t tokens;
     if (base + count > CONTEXT) {
-        s->length = 0;
+        s->length = s->high = 0;
         s->too_long = true;
         return ERR_CONTEXT;
     }
     s->length = base + count;
+    s->high = s->length > s->high ? s->length : s->high;
     memcpy(s->ids + base, ids, count * sizeof(*ids));
     while (naive_count(n, &tokens) > 0 && tokens > TOKENS)
         naive_evict(n, i);
@@ -363,11 +394,13 @@ static enum err naive_apply(struct naive *n, uint32_t i, uint64_t now_us, uint32
 static void naive_open(struct naive *n, uint32_t i, uint64_t now_us, uint32_t epoch,
                        const uint32_t *ids, uint32_t count)
 {
-    uint32_t tokens;
+    uint32_t tokens, high = 0; /* what lies in the place that it takes over stays in use */
     if (!n->seqs[i].used && naive_count(n, &tokens) == PLACES)
-        naive_evict(n, i);
-    if (!n->seqs[i].used)
+        high = naive_evict(n, i);
+    if (!n->seqs[i].used) {
         n->seqs[i].length = 0;
+        n->seqs[i].high = high;
+    }
     n->seqs[i].used = true;
     n->seqs[i].too_long = false;
     n->seqs[i].epoch = epoch;
@@ -476,12 +509,17 @@ static void the_network_is_asked_where_it_fits(void **state)
                                           .network_drafts = 7,
                                           .network_hidden = 128,
                                           .network_vocab = 1024,
+                                          .network_tokenizer = {.bytes = {[15] = 9}},
                                           .tap_layer_count = 2,
                                           .tap_layers = {6, 1},
                                           .tap_type = 1});
     static const struct {
         uint32_t hidden, layers, vocab;
-    } misfits[] = {{64, 8, 1024}, {128, 6, 1024}, {128, 8, 1000}, {0, 0, 0}};
+        uint8_t tokenizer;
+        const char *field;
+    } misfits[] = {{64, 8, 1024, 9, "hidden"},        {128, 6, 1024, 9, "layers"},
+                   {128, 8, 1000, 9, "vocab_size"},   {128, 8, 1024, 8, "tokenizer_fp"},
+                   {128, 8, 1024, 0, "tokenizer_fp"}, {0, 0, 0, 0, "hidden"}};
     struct msg m = {.type = MSG_DRAFT_HELLO, .u.draft_hello = {.incarnation = 1}};
     const uint32_t ids[] = {5, 6, 7, 5, 6};
     for (size_t i = 0; i <= sizeof misfits / sizeof misfits[0]; i++) {
@@ -489,7 +527,15 @@ static void the_network_is_asked_where_it_fits(void **state)
         m.u.draft_hello.hidden = fits ? 128 : misfits[i].hidden;
         m.u.draft_hello.layers = fits ? 8 : misfits[i].layers;
         m.u.draft_hello.vocab_size = fits ? 1024 : misfits[i].vocab;
+        m.u.draft_hello.tokenizer_fp.bytes[15] = fits ? 9 : misfits[i].tokenizer;
+        m.u.draft_hello.incarnation = 1 + i;
         step(&r, &m);
+        if (fits)
+            assert_null(r.actions->misfit);
+        else
+            assert_string_equal(r.actions->misfit, misfits[i].field);
+        step(&r, &m); /* said once for each process */
+        assert_null(r.actions->misfit);
         const struct msg_draft_hello_reply *h = &r.actions->msg.u.draft_hello_reply;
         assert_string_equal(h->source, fits ? "dflash" : "ngram");
         assert_int_equal(h->tap_layer_count, fits ? 2 : 0);
@@ -510,7 +556,7 @@ static void the_network_is_asked_where_it_fits(void **state)
         assert_true(r.actions->reply && !r.actions->ask);
         assert_int_equal(r.actions->msg.u.draft_reply.ids_count, 7);
     }
-    assert_int_equal(r.core->counters.misfits, 4);
+    assert_int_equal(r.core->counters.misfits, 2 * sizeof misfits / sizeof misfits[0]);
     /* Other tokens in the middle are told, so that the context goes back too. */
     const uint32_t other[] = {5, 6, 9};
     open_seq(&r, 1, 3, other, 3);
@@ -525,6 +571,7 @@ int main(void)
         cmocka_unit_test(a_sequence_from_open_to_close),
         cmocka_unit_test(every_refusal),
         cmocka_unit_test(room_is_made_by_age),
+        cmocka_unit_test(a_cut_makes_no_room),
         cmocka_unit_test(a_restarted_worker_leaves_nothing),
         cmocka_unit_test(random_events_against_naive),
         cmocka_unit_test(the_network_is_asked_where_it_fits),

@@ -215,6 +215,33 @@ static void rows_that_nobody_sees_are_not_computed(void **state)
     rig_close(&r);
 }
 
+/* Rows far beyond the known tokens are not kept: tokens_max bounds the memory of contexts. */
+static void rows_far_ahead_are_not_kept(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_open(&r, 4096);
+    const struct df_model_counters *c = df_model_counters(r.model);
+    begin(&r, 0, 5, 21);
+    for (uint32_t p = 0; p < 21 + 1024; p++)
+        put(&r, 5, p);
+    df_model_drain(r.model, 0);
+    assert_int_equal(c->records, 21 + 1024);
+    assert_int_equal(c->lost, 0);
+    for (uint32_t p = 21 + 1024; p < 21 + 1024 + 40; p++)
+        put(&r, 5, p);
+    df_model_drain(r.model, 0);
+    assert_int_equal(c->records, 21 + 1024);
+    assert_int_equal(c->lost, 40);
+    /* With the tokens the rows are welcome. */
+    df_model_length(r.model, 0, 0, 61);
+    for (uint32_t p = 21 + 1024; p < 21 + 1024 + 40; p++)
+        put(&r, 5, p);
+    df_model_drain(r.model, 0);
+    assert_int_equal(c->records, 21 + 1024 + 40);
+    rig_close(&r);
+}
+
 static void more_proposals_than_a_batch(void **state)
 {
     (void)state;
@@ -238,6 +265,17 @@ static void more_proposals_than_a_batch(void **state)
     rig_close(&r);
 }
 
+static void garbage(struct rig *r, struct rng *rng, uint32_t number, uint32_t position)
+{
+    struct tap_record record = {.id = id_of(number), .position = position};
+    float values[ROW];
+    for (uint32_t k = 0; k < ROW; k++) {
+        uint32_t bits = (uint32_t)rng_u64(rng); /* NaN and infinity among them */
+        memcpy(&values[k], &bits, sizeof bits);
+    }
+    tap_ring_write(&r->ring, &record, values);
+}
+
 /* Whatever stands in the ring: nothing breaks, and other sequences do not notice. */
 static void hostile_records(void **state)
 {
@@ -248,6 +286,8 @@ static void hostile_records(void **state)
     rng_init(&rng, 0x5eed0091);
     begin(&r, 0, 1, 41);
     begin(&r, 1, 2, 4000);
+    begin(&r, 2, 4, 1);
+    uint32_t next = 0, drafted = 0;
     for (uint32_t p = 0; p < 40; p++)
         put(&r, 1, p);
     df_model_drain(r.model, 0);
@@ -255,24 +295,33 @@ static void hostile_records(void **state)
     assert_int_equal(before.count, 7);
     for (uint32_t run = 0; run < 400; run++) {
         for (uint32_t i = rng_below(&rng, 300); i > 0; i--) {
-            struct tap_record record = {.id = id_of(2 + rng_below(&rng, 2)),
-                                        .position = rng_below(&rng, 4) == 0
-                                                        ? (uint32_t)rng_u64(&rng)
-                                                        : rng_below(&rng, 5000)};
-            float values[ROW];
-            for (uint32_t k = 0; k < ROW; k++) {
-                uint32_t bits = (uint32_t)rng_u64(&rng); /* NaN and infinity among them */
-                memcpy(&values[k], &bits, sizeof bits);
-            }
-            tap_ring_write(&r.ring, &record, values);
+            uint32_t number = 2 + rng_below(&rng, 2);
+            garbage(&r, &rng, number,
+                    rng_below(&rng, 4) == 0 ? (uint32_t)rng_u64(&rng) : rng_below(&rng, 5000));
         }
         if (run % 3 == 0)
             ((uint8_t *)r.memory)[TAP_RING_HEADER_BYTES + rng_below(&rng, 256 * 1600)] ^= 0x40;
+        /* One whose positions are right and whose values are anything: it does draft. */
+        for (uint32_t i = 0; i < 8; i++)
+            garbage(&r, &rng, 4, next++);
+        df_model_length(r.model, 2, 0, next + 1);
         df_model_drain(r.model, 0);
-        struct df_model_ask a = ask(&r, 1, rng_below(&rng, 4200), rng_below(&rng, 1024));
-        for (uint32_t k = 0; k < a.count; k++)
-            assert_true(a.ids[k] < 1012); /* always ids with a token */
+        uint32_t at = rng_below(&rng, 2) ? next : rng_below(&rng, 4200);
+        struct df_model_ask asked[2] = {
+            ask(&r, 1, rng_below(&rng, 4200), rng_below(&rng, 1024)),
+            ask(&r, 2, at, rng_below(&rng, 1024)),
+        };
+        drafted += asked[1].count > 0;
+        assert_true(asked[1].count == 0 || at == next);
+        for (uint32_t i = 0; i < 2; i++)
+            for (uint32_t k = 0; k < asked[i].count; k++)
+                assert_true(asked[i].ids[k] < 1012); /* always ids with a token */
+        if (next > 3900) {
+            begin(&r, 2, 4, 1);
+            next = 0;
+        }
     }
+    assert_true(drafted > 100);
     struct df_model_ask after = ask(&r, 0, 40, 8);
     assert_int_equal(after.count, 7);
     assert_memory_equal(before.ids, after.ids, 7 * sizeof(uint32_t));
@@ -322,6 +371,7 @@ int main(void)
         cmocka_unit_test(holes_wait_for_context),
         cmocka_unit_test(a_long_prompt_laps_the_ring),
         cmocka_unit_test(rows_that_nobody_sees_are_not_computed),
+        cmocka_unit_test(rows_far_ahead_are_not_kept),
         cmocka_unit_test(more_proposals_than_a_batch),
         cmocka_unit_test(hostile_records),
         cmocka_unit_test(rings_are_checked),

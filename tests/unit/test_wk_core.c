@@ -35,16 +35,17 @@ static void every_policy_gives_the_same_text(void **state)
     (void)state;
     static const char *const specs[] = {"off",     "fixed:0", "fixed:1", "fixed:2", "fixed:3",
                                         "fixed:4", "fixed:5", "fixed:6", "fixed:7", "ngram:4",
-                                        "ema",     "goodput", ""};
+                                        "ema",     "goodput", "",        "mtp:1",   "mtp:7"};
     struct wk_core_options o = options_of(16, 8);
+    o.mtp = true;
     for (int mode = DRAFT_RIGHT; mode <= DRAFT_NONE; mode++) {
         struct world *w = world_new(2, &o, 250);
         w->drafter = mode == DRAFT_SILENT ? DRAFT_RIGHT : (enum drafter_mode)mode;
         hello(w);
         w->drafter = (enum drafter_mode)mode;
-        for (uint32_t i = 0; i < 13; i++) {
+        for (uint32_t i = 0; i < 15; i++) {
             struct request *r = request_add(w, 30 + i, 60, specs[i]);
-            r->q.limits.output_tokens_min = i % 2 ? 20 : 0;
+            r->q.limits.output_tokens_min = i >= 13 ? 60 : i % 2 ? 20 : 0;
             plain_run(w, r);
             assign(w, r);
         }
@@ -53,7 +54,13 @@ static void every_policy_gives_the_same_text(void **state)
         const struct wk_stats *s = wk_core_stats(w->core);
         assert_true(s->accepted > 0 || mode >= DRAFT_WRONG);
         assert_true(s->drafted > s->accepted || mode == DRAFT_RIGHT || mode >= DRAFT_SILENT);
-        assert_true(mode != DRAFT_NONE || s->drafted == 0);
+        /* The model's own drafts need no drafter. */
+        for (uint32_t i = 13; i < 15; i++) {
+            const struct msg_receipt *own = &w->reqs[i].receipt;
+            assert_true(own->drafted > own->accepted && own->accepted > 5);
+        }
+        assert_true(mode != DRAFT_NONE ||
+                    s->drafted == w->reqs[13].receipt.drafted + w->reqs[14].receipt.drafted);
         world_free(w);
     }
 }
@@ -341,6 +348,51 @@ static void a_silent_drafter_is_not_waited_for(void **state)
     world_free(w);
 }
 
+/* Only a drafter that does not hold the sequence is told it anew; one that cannot is left alone. */
+static void a_refusal_says_what_follows(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t code, opens_min, opens_max, asked_min, asked_max;
+    } cases[] = {
+        {ERR_NOT_FOUND, 20, 400, 20, 400}, {ERR_EPOCH, 20, 400, 20, 400},
+        {ERR_TIMEOUT, 1, 1, 20, 400},      {ERR_CONTEXT, 1, 1, 1, 1},
+        {ERR_UNSUPPORTED, 1, 1, 20, 400},  {ERR_INTERNAL, 1, 1, 20, 400},
+    };
+    struct wk_core_options o = options_of(4, 16);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct world *w = world_new(12, &o, 64);
+        w->drafter = DRAFT_RIGHT;
+        hello(w);
+        struct request *r = request_add(w, 10, 80, "fixed:7");
+        r->q.limits.output_tokens_min = 80;
+        plain_run(w, r);
+        assign(w, r);
+        w->drafter_code = cases[i].code;
+        while (r->got_count < 40)
+            advance(w);
+        assert_in_range(w->drafter_opens, cases[i].opens_min, cases[i].opens_max);
+        assert_in_range(w->drafter_asked, cases[i].asked_min, cases[i].asked_max);
+        /* The last answer may still be on its way. */
+        uint32_t counted = cases[i].code == ERR_TIMEOUT ? w->drafter_asked : 0;
+        assert_in_range(wk_core_stats(w->core)->drafts_timeout, counted > 0 ? counted - 1 : 0,
+                        counted);
+        /* What went well again goes on; what was too long does so with another drafter. */
+        w->drafter_code = ERR_OK;
+        if (cases[i].code == ERR_CONTEXT) {
+            w->drafter_incarnation++;
+            r->drafter_open = false;
+            hello(w);
+        }
+        uint32_t opens = w->drafter_opens;
+        run_all(w);
+        check_over(w);
+        assert_true(w->drafter_opens <= opens + 1);
+        assert_true(wk_core_stats(w->core)->accepted > 10);
+        world_free(w);
+    }
+}
+
 /* What one turn leaves is what the next one finds. */
 static void turns_begin_where_the_last_one_ended(void **state)
 {
@@ -403,7 +455,8 @@ static void prompt_continue(struct world *w, struct request *r, const struct req
 
 static void sim_requests(struct world *w)
 {
-    static const char *const specs[] = {"off", "fixed:1", "fixed:3", "fixed:7", "ngram:5", ""};
+    static const char *const specs[] = {"off",     "fixed:1", "fixed:3", "fixed:7",
+                                        "ngram:5", "mtp:4",   ""};
     uint32_t count = 2 + rng_below(&w->rng, REQS_MAX - 2);
     uint32_t room = w->options.context_max;
     for (uint32_t i = 0; i < count; i++) {
@@ -411,7 +464,7 @@ static void sim_requests(struct world *w)
         if (most > room - 2)
             most = room - 2;
         struct request *r = request_add(w, 1 + rng_below(&w->rng, most), 1 + rng_below(&w->rng, 60),
-                                        specs[rng_below(&w->rng, 6)]);
+                                        specs[rng_below(&w->rng, 7)]);
         r->q.limits.output_tokens_min = rng_below(&w->rng, 3) ? rng_below(&w->rng, 50) : 0;
         r->q.sampling.logprobs = rng_below(&w->rng, 3) == 0;
         r->q.sampling.top_logprobs = r->q.sampling.logprobs ? rng_below(&w->rng, 21) : 0;
@@ -489,6 +542,7 @@ static void simulate(uint64_t seed)
     struct rng r;
     rng_init(&r, seed);
     struct wk_core_options o = options_of(1 + rng_below(&r, 8), 4u << rng_below(&r, 3));
+    o.mtp = true;
     o.slice_rows_max = 1 + rng_below(&r, 64);
     o.slice_layers_max = rng_below(&r, 3) ? 0 : 1 + rng_below(&r, 8);
     o.slice_ms = 10 + rng_below(&r, 200);
@@ -566,6 +620,7 @@ int main(void)
         cmocka_unit_test(drain_stop_and_deadlines),
         cmocka_unit_test(a_new_router_starts_over),
         cmocka_unit_test(a_silent_drafter_is_not_waited_for),
+        cmocka_unit_test(a_refusal_says_what_follows),
         cmocka_unit_test(turns_begin_where_the_last_one_ended),
         cmocka_unit_test(a_thousand_runs),
     };

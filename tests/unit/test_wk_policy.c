@@ -66,10 +66,9 @@ static void batches_take_the_least(void **state)
 {
     (void)state;
     const uint32_t wanted[] = {7, 4, 2, 7};
-    assert_int_equal(wk_policy_ema_batch(wanted, 4, false), 2);
-    assert_int_equal(wk_policy_ema_batch(wanted, 2, false), 4);
-    assert_int_equal(wk_policy_ema_batch(wanted, 0, false), 7);
-    assert_int_equal(wk_policy_ema_batch(wanted, 4, true), 7);
+    assert_int_equal(wk_policy_ema_batch(wanted, 4), 2);
+    assert_int_equal(wk_policy_ema_batch(wanted, 2), 4);
+    assert_int_equal(wk_policy_ema_batch(wanted, 0), 7);
 }
 
 /* Against a plain search for the best of E(K) / C(K). */

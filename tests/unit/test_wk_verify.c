@@ -156,7 +156,12 @@ static void policies_by_name(void **state)
     assert_string_equal(s.effective, "goodput");
     assert_int_equal(s.policy, WK_POLICY_GOODPUT);
     assert_int_equal(s.draft_count, 7);
-    assert_int_equal(wk_spec_parse("mtp:3", &s, &d), ERR_UNSUPPORTED);
+    assert_int_equal(wk_spec_parse("mtp:3", &s, &d), ERR_OK);
+    assert_string_equal(s.source, "mtp");
+    assert_string_equal(s.effective, "mtp:3");
+    assert_int_equal(s.policy, WK_POLICY_FIXED);
+    assert_int_equal(s.draft_count, 3);
+    assert_int_equal(wk_spec_parse("mtp:8", &s, &d), ERR_INVALID);
     assert_non_null(strstr(d.text, "spec"));
     static const char *const bad[] = {"",         "fixed",    "fixed:",  "fixed:8",
                                       "fixed:77", "fixed:-1", "ngram:9", "FIXED:1",

@@ -38,6 +38,9 @@ static inline void draft_reply(struct world *w, struct request *r, const struct 
     r->drafter_count += p->ids_count;
     assert_int_equal(p->anchor, r->drafter_ids[r->drafter_count - 1]);
     reply->base_length = r->drafter_count;
+    reply->code = w->drafter_code;
+    if (reply->code != ERR_OK)
+        return;
     reply->ids_count = rng_below(&w->rng, 8) ? p->draft_count : rng_below(&w->rng, 8);
     for (uint32_t j = 0; j < reply->ids_count; j++) {
         uint32_t at = r->drafter_count - r->q.prompt_count + j;
@@ -61,10 +64,12 @@ static inline void draft_message(struct world *w, const struct msg *m)
     struct request *r = request_of(w, &m->id);
     if (m->type == MSG_DRAFT_OPEN) {
         r->drafter_open = true;
+        w->drafter_opens++;
         r->drafter_count = m->u.draft_open.ids_count;
         memcpy(r->drafter_ids, m->u.draft_open.ids, r->drafter_count * sizeof(uint32_t));
     } else if (m->type == MSG_DRAFT_PROPOSE) {
         assert_true(m->u.draft_propose.draft_count >= 1 && m->u.draft_propose.draft_count <= 7);
+        w->drafter_asked++;
         draft_reply(w, r, m);
     } else {
         assert_int_equal(m->type, MSG_DRAFT_CLOSE);
@@ -140,6 +145,24 @@ static inline void tables_take(struct world *w, const struct wk_plan *p)
     }
 }
 
+/* The model's own drafts: mostly right, some wrong, sometimes fewer; none without a next token. */
+static inline void own_drafts(struct world *w, const struct wk_plan_seq *s,
+                              struct wk_result_seq *ret, uint64_t state)
+{
+    const struct wk_plan_setup *setup = &w->setups[s->entry];
+    ret->draft_count = 0;
+    if (setup->mtp == 0 || ret->count == 0)
+        return;
+    ret->draft_count = rng_below(&w->rng, 8) ? setup->mtp : rng_below(&w->rng, setup->mtp + 1);
+    uint32_t position = s->position_start + s->logits_from + ret->count + 1;
+    for (uint32_t k = 0; k < ret->draft_count; k++) {
+        ret->draft_ids[k] = model_token(state, position + k, setup);
+        state = mix(state, ret->draft_ids[k]);
+        if (rng_below(&w->rng, 8) == 0)
+            ret->draft_ids[k] = rng_below(&w->rng, VOCAB);
+    }
+}
+
 static inline void seq_run(struct world *w, const struct wk_plan_seq *s, const uint32_t *ids,
                            struct wk_result_seq *ret)
 {
@@ -163,6 +186,7 @@ static inline void seq_run(struct world *w, const struct wk_plan_seq *s, const u
     ret->entry = s->entry;
     ret->count = 0;
     ret->top_count = w->setups[s->entry].top_logprobs;
+    uint64_t good = state;
     for (uint32_t j = 0; j < s->row_count; j++) {
         uint32_t *at = row(w, s->entry, s->position_start + j);
         assert_false(w->known[(uint32_t)(at - w->rows) / BT_MAX]); /* shared or to be shared */
@@ -171,6 +195,7 @@ static inline void seq_run(struct world *w, const struct wk_plan_seq *s, const u
         if (j >= s->logits_from && (ret->count == j - s->logits_from)) {
             uint32_t id = model_token(state, s->position_start + j + 1, &w->setups[s->entry]);
             uint32_t n = ret->count++;
+            good = mix(state, id);
             ret->ids[n] = id;
             ret->logprob[n] = -(float)id;
             for (uint32_t k = 0; k < ret->top_count; k++)
@@ -180,6 +205,7 @@ static inline void seq_run(struct world *w, const struct wk_plan_seq *s, const u
         }
     }
     ret->count &= 0x7fffffffu;
+    own_drafts(w, s, ret, good);
     if (s->journal) {
         slot->journal_count = s->row_count;
         memcpy(slot->journal, ids, s->row_count * sizeof *ids);

@@ -125,6 +125,8 @@ struct world {
     /* drafter */
     enum drafter_mode drafter;
     uint64_t drafter_incarnation;
+    uint32_t drafter_code; /* every proposal is answered with it; 0 = by its merits */
+    uint32_t drafter_opens, drafter_asked;
     uint64_t gap_us_max;
     uint32_t step_rows_max;
 };
