@@ -18,6 +18,8 @@
 #define KV_SUPERBLOCK_BYTES 4096u
 #define KV_HEADER_BYTES     64u
 #define KV_PAGE_BYTES       4096u
+#define KV_BLOCKS_MAX       ((1u << 23) - 1)
+#define KV_STATE_BYTES_MAX  (1ull << 34)
 
 enum kv_dtype { KV_F32 = 1, KV_BF16 = 2, KV_FP8 = 3 };
 enum kv_block_state { KV_FREE = 0, KV_WRITING = 1, KV_COMMITTED = 2 };
@@ -45,7 +47,7 @@ uint64_t kv_latent_row_bytes(uint32_t dtype, uint32_t dim);
 uint64_t kv_index_row_bytes(uint32_t dtype, uint32_t dim);
 
 /* As many blocks as fit in arena_bytes beside slot_count slots.  ERR_INVALID for an impossible
- * geometry, ERR_NOMEM when not even one block fits. */
+ * geometry or more than KV_BLOCKS_MAX blocks, ERR_NOMEM when not even one block fits. */
 MUST_USE enum err kv_layout_plan(const struct kv_geometry *g, uint64_t arena_bytes,
                                  uint32_t slot_count, struct kv_layout *ret_layout,
                                  struct err_detail *detail);
