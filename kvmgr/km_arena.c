@@ -13,6 +13,7 @@
 
 #include "kvmgr/km_arena_file.h"
 #include "kvmgr/km_event.h"
+#include "kvmgr/km_index.h"
 #include "lib/base/check.h"
 #include "lib/base/mem.h"
 #include "lib/base/str.h"
@@ -22,6 +23,7 @@
 /* A file with more than about this many times the slots wanted is not worth its space. */
 #define SLOTS_SURPLUS 4u
 
+STATIC_CHECK(KV_BLOCKS_MAX < KM_INDEX_BLOCKS_END);
 STATIC_CHECK(sizeof(struct kv_block_header) == KV_HEADER_BYTES);
 STATIC_CHECK(sizeof(struct kv_slot_header) == KV_HEADER_BYTES);
 STATIC_CHECK(sizeof(struct kv_superblock) <= KV_SUPERBLOCK_BYTES);
@@ -185,6 +187,8 @@ static enum err arena_fits(int fd, uint64_t file_bytes, const struct km_arena_op
     TRY(kv_layout_plan(&o->geometry, arena_bytes, found.slot_count, &planned, detail));
     if (memcmp(&planned.layout_fp, &s.layout_fp, sizeof(s.layout_fp)) != 0)
         return err_set(detail, ERR_UNSUPPORTED, "it has another layout_fp");
+    if (s.epoch > o->epoch)
+        return err_set(detail, ERR_UNSUPPORTED, "its epoch %u is later than ours", s.epoch);
     if (memcmp(&o->model_fp, &s.model_fp, sizeof(s.model_fp)) != 0)
         return err_set(detail, ERR_UNSUPPORTED, "it belongs to another model (model_fp)");
     if (planned.block_count != found.block_count || planned.arena_bytes != found.arena_bytes ||

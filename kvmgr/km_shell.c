@@ -307,24 +307,27 @@ static void on_tick(void *arg)
 void km_shell_state_show(struct km_shell *s)
 {
     bool off = strcmp(s->params->redis, "off") == 0;
-    bool hints = off || (redis_up(s->redis) && !(s->map && km_map_stats(s->map)->refusing));
+    const struct km_map_stats *map = s->map ? km_map_stats(s->map) : NULL;
+    bool maps = !map || (!map->refusing && map->redis_epoch <= s->epoch);
+    bool hints = off || (redis_up(s->redis) && maps);
     if (s->begun && !s->failed && !s->stopping)
         status_set_state(s->status, hints && s->store_text[0] == '\0' ? "ready" : "degraded");
 }
 
 static enum err epoch_choose(struct km_shell *s, uint32_t redis_epoch, struct err_detail *detail)
 {
-    uint32_t epoch = s->epoch_local;
     uint32_t in_arena = km_audit_epoch(s->arena_path);
-    if (redis_epoch > epoch)
-        epoch = redis_epoch;
-    if (in_arena > epoch)
-        epoch = in_arena;
-    if (epoch >= KM_EPOCH_MAX)
-        return err_set(detail, ERR_UNSUPPORTED,
-                       "epochs are used up: %u on disk, %u in redis, %u in the arena",
-                       s->epoch_local, redis_epoch, in_arena);
-    s->epoch = epoch + 1;
+    struct km_epoch_choice choice;
+    TRY(km_epoch_choose(s->epoch_local, in_arena, redis_epoch, &choice, detail));
+    if (choice.redis_ignored)
+        log_error(KVMGR, "epoch in redis is ignored",
+                  "reason=\"too far beyond the one on disk; remove its key\" redis=%u local=%u",
+                  redis_epoch, s->epoch_local);
+    if (choice.arena_ignored)
+        log_error(KVMGR, "epoch in the arena is ignored",
+                  "reason=\"too far beyond the one on disk\" arena=%u local=%u", in_arena,
+                  s->epoch_local);
+    s->epoch = choice.epoch;
     return km_epoch_write(s->params->state_dir, s->epoch, detail);
 }
 
@@ -406,9 +409,10 @@ static void on_epoch(void *arg, enum err e, const struct redis_value *value)
     if (e != ERR_OK)
         return; /* the timer decides */
     if (value->type == REDIS_STRING &&
-        (!text_to_u64(value->text, value->bytes, &epoch) || epoch >= KM_EPOCH_MAX)) {
-        log_warn(KVMGR, "epoch in redis is unusable", "text=\"%.*s\"", (int)(value->bytes & 31),
-                 value->text);
+        (!text_to_u64(value->text, value->bytes, &epoch) || epoch > UINT32_MAX)) {
+        log_error(KVMGR, "epoch in redis is ignored",
+                  "reason=\"no epoch; remove its key\" text=\"%.*s\"",
+                  (int)(value->bytes < 31 ? value->bytes : 31), value->text);
         epoch = 0;
     }
     begin(s, (uint32_t)epoch, "redis");

@@ -321,6 +321,8 @@ static void foreign_files_are_replaced(void **state)
     expect_replaced(&o, "slots");
     o.slot_count = 2;
     expect_replaced(&o, "only 2 are needed");
+    o.epoch = 1;
+    expect_replaced(&o, "epoch 5 is later");
 }
 
 /* The old file keeps its bytes for whoever still maps it. */

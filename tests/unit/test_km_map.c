@@ -570,6 +570,35 @@ static void epoch_file_survives(void **state)
     assert_int_equal(km_epoch_write("/nonexistent-folder", 43, &detail), ERR_IO);
 }
 
+static void epochs_are_chosen_within_reach(void **state)
+{
+    static const struct {
+        uint32_t local, arena, redis, epoch;
+        bool arena_ignored, redis_ignored;
+    } cases[] = {
+        {0, 0, 0, 1, false, false},
+        {5, 7, 6, 8, false, false},
+        {5, 3, 70, 71, false, false},
+        {0, 0, KM_EPOCH_REACH, KM_EPOCH_REACH + 1, false, false},
+        {0, 0, KM_EPOCH_REACH + 1, 1, false, true},
+        {0, KM_EPOCH_REACH, 2 * KM_EPOCH_REACH, 2 * KM_EPOCH_REACH + 1, false, false},
+        {9, UINT32_MAX, UINT32_MAX, 10, true, true},
+        {9, KM_EPOCH_MAX, KM_EPOCH_MAX - 1, 10, true, true},
+        {KM_EPOCH_MAX - 1, 0, UINT32_MAX, KM_EPOCH_MAX, false, true},
+    };
+    struct km_epoch_choice got;
+    struct err_detail detail;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        assert_int_equal(
+            km_epoch_choose(cases[i].local, cases[i].arena, cases[i].redis, &got, &detail), ERR_OK);
+        assert_int_equal(got.epoch, cases[i].epoch);
+        assert_int_equal(got.arena_ignored, cases[i].arena_ignored);
+        assert_int_equal(got.redis_ignored, cases[i].redis_ignored);
+    }
+    assert_int_equal(km_epoch_choose(KM_EPOCH_MAX, 0, 0, &got, &detail), ERR_UNSUPPORTED);
+    assert_non_null(strstr(detail.text, "kv-epoch"));
+}
+
 int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -588,6 +617,7 @@ int main(void)
         CASE(another_arena_forgets_sessions),
         CASE(keys_hold_hashes_only),
         CASE(epoch_file_survives),
+        CASE(epochs_are_chosen_within_reach),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
