@@ -181,9 +181,19 @@ static void pool_give(struct km_pool *p, uint32_t block)
     p->scratch.freed[p->scratch.freed_count++] = block;
 }
 
+/* block is used again: neither it nor what it stands on leaves. */
+static void pool_stay(struct km_pool *p, uint32_t block)
+{
+    while (block != KM_NONE && km_index_node(p->index, block)->leaving) {
+        km_pool_leaving(p, block, false);
+        block = km_index_node(p->index, block)->parent;
+    }
+}
+
 void pool_insert(struct km_pool *p, uint32_t block, const struct hash128 *hash, uint32_t parent,
                  enum km_node_state state, uint32_t session)
 {
+    pool_stay(p, parent);
     km_index_insert(p->index, block, hash, parent, state, p->ticks);
     km_index_node(p->index, block)->session = session;
     km_sessions_charge(p->sessions, session, 1);
@@ -434,6 +444,7 @@ static void commit_block(struct km_pool *p, struct km_lease *lease, uint32_t blo
         return;
     }
     n->superseded = 0;
+    pool_stay(p, known);
     km_index_touch(p->index, known, p->ticks);
     lease_hold(p, lease, known);
     lease->chain_tail = known;

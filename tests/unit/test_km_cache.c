@@ -629,6 +629,32 @@ static void the_tier_survives_a_reboot(void **state)
     cw_check(W);
 }
 
+/* Blocks that are being written on their way out stay when somebody commits the same tokens. */
+static void a_commit_calls_a_leave_off(void **state)
+{
+    tier_setup();
+    struct run a = {.request = 1}, b = {.request = 2}, big = {.request = 3};
+    uint32_t words[CHAIN_MAX] = {1000};
+    run_chain(&a, words_a, 9 * CW_BT);
+    run_chain(&b, words_a, 9 * CW_BT);
+    assert_int_equal(run_open(&a), ERR_OK);
+    assert_int_equal(run_open(&b), ERR_OK);
+    run_commit(&a);
+    assert_int_equal(run_snapshot(&a, 9), ERR_OK);
+    run_release(&a, true);
+    run_chain(&big, words, 25 * CW_BT);
+    assert_int_equal(run_open(&big), ERR_KV_FULL); /* 26 of 40, 10 leased, 9 cached */
+    assert_true(W->queued > 0 && km_pool_leaving_count(km_core_pool(W->core)) > 0);
+    run_commit(&b);
+    cw_check(W);
+    assert_int_equal(km_pool_leaving_count(km_core_pool(W->core)), 0);
+    cw_store_all(W);
+    cw_check(W);
+    assert_int_equal(cw_naive(W, a.chain, 9), 9);
+    run_release(&b, true);
+    assert_int_equal(run_open(&big), ERR_OK);
+}
+
 static void the_tier_is_bounded(void **state)
 {
     tier_setup();
@@ -902,6 +928,7 @@ int main(void)
         CASE(a_tier_that_fails_is_done_without),
         CASE(slow_reads_are_not_waited_for),
         CASE(the_tier_survives_a_reboot),
+        CASE(a_commit_calls_a_leave_off),
         CASE(the_tier_is_bounded),
         CASE(random_lives_match_the_naive_model),
         CASE(random_lives_with_a_tier),
