@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -454,6 +455,16 @@ int km_arena_fd(const struct km_arena *a)
 {
     CHECK_OBJ(a, KM_ARENA_MAGIC);
     return a->fd;
+}
+
+bool km_arena_held(const struct km_arena *a, uint64_t incarnation)
+{
+    CHECK_OBJ(a, KM_ARENA_MAGIC);
+    struct flock lock = {.l_type = F_WRLCK,
+                         .l_whence = SEEK_SET,
+                         .l_start = kv_lock_at(incarnation),
+                         .l_len = 1};
+    return fcntl(a->fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 
 uint64_t km_arena_headers_repaired(const struct km_arena *a)

@@ -67,6 +67,8 @@ struct km_arena_found km_arena_found(const struct km_arena *a);
 void km_arena_found_drop(struct km_arena *a);
 /* The file, for reads and writes of data pages by kvmgr's I/O thread; owned by the arena. */
 int km_arena_fd(const struct km_arena *a);
+/* Whether the worker of that incarnation has the file mapped; true also if that is not known. */
+bool km_arena_held(const struct km_arena *a, uint64_t incarnation);
 uint64_t km_arena_headers_repaired(const struct km_arena *a);
 
 /* State changes, each sealed with our epoch and CRC.  Indices are CHECKed. */

@@ -104,11 +104,6 @@ static enum err open_check(struct km_core *core, const struct km_event *event,
         return ERR_EPOCH;
     }
     CHECK(core->pool != NULL);
-    if (w->lost) {
-        core->stats.waits++;
-        snprintf(core->text, sizeof(core->text), "silent for too long: a ping must come first");
-        return ERR_KV_FULL;
-    }
     uint32_t total = core->arena.block_count;
     if (open->blocks_wanted == 0) {
         snprintf(core->text, sizeof(core->text), "blocks_wanted: 0");
@@ -347,7 +342,7 @@ static void give_way(struct km_core *core, struct km_actions *actions, const str
         return;
     for (uint32_t i = 0; i < slots; i++) {
         struct km_lease *lease = km_pool_lease_at(core->pool, i);
-        if (!lease)
+        if (!lease || core->workers[lease->owner].lost)
             continue;
         if (lease->reclaimed)
             return; /* one at a time */
@@ -547,10 +542,6 @@ static void ping_reconcile(struct km_core *core, struct km_actions *actions,
         } else if (++gone <= KM_RECLAIMS_MAX) {
             ping_reclaim(core, actions, event, ping->leases[i]);
         }
-    }
-    if (w->lost && gone == 0) {
-        w->lost = false;
-        core_trace(core, actions, "worker back", w->worker_id, 0, "");
     }
     uint32_t slots = km_pool_counts(core->pool).slots_total, freed = 0;
     for (uint32_t i = 0; i < slots; i++) {

@@ -20,8 +20,9 @@ struct km_worker {
     uint32_t worker_id;
     uint64_t incarnation;
     uint64_t heard_us;
-    bool lost;   /* was silent: holds no lease, may not open */
-    bool hungry; /* was refused for want of blocks: told when there are some */
+    bool lost;     /* was silent, or another process has its name: it keeps what it may write to */
+    bool replaced; /* the latter */
+    bool hungry;   /* was refused for want of blocks: told when there are some */
 };
 
 struct km_ask { /* an open, apart from the message it came in */

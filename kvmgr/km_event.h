@@ -31,6 +31,7 @@ enum km_event_type {
     KM_EVENT_STORE_STATE,   /* the tier came up, or is off from now on */
     KM_EVENT_STORE_DONE,    /* operations that ended */
     KM_EVENT_STORE_OBJECTS, /* found by the re-index */
+    KM_EVENT_WORKER_GONE,   /* a silent or replaced worker has the arena mapped no more */
     KM_EVENT_FLUSH,         /* write what is cached to the tier; repeated until nothing is left */
 };
 
@@ -85,6 +86,7 @@ struct km_event {
             const struct msg *msg;
         } msg;
         struct km_arena_result arena;
+        uint64_t gone;    /* its incarnation */
         bool stood_still; /* of a tick: this process was stopped since the last one */
         struct {
             bool on;

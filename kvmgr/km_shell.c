@@ -259,6 +259,19 @@ void km_shell_step(struct km_shell *s, struct km_event event)
     km_shell_store_open(s);
 }
 
+/* Workers that are silent, or whose name the asker takes: those that can write no more are gone. */
+static void suspects_check(struct km_shell *s, const struct km_peer *asker, uint64_t incarnation)
+{
+    uint64_t who[KM_WORKERS_MAX];
+    uint32_t count = km_core_suspects(s->core, asker, incarnation, who);
+    for (uint32_t i = 0; i < count; i++) {
+        struct km_event event = {.type = KM_EVENT_WORKER_GONE};
+        event.u.gone = who[i];
+        if (!s->arena || !km_arena_held(s->arena, who[i]))
+            km_shell_step(s, event);
+    }
+}
+
 static void on_message(void *arg, const struct bus_peer *peer, const struct bus_frame *frames,
                        uint32_t frame_count)
 {
@@ -284,6 +297,8 @@ static void on_message(void *arg, const struct bus_peer *peer, const struct bus_
     event.u.msg.peer.count = peer->count;
     memcpy(event.u.msg.peer.bytes, peer->bytes, peer->count);
     event.u.msg.msg = &msg;
+    if (msg.type == MSG_KV_ATTACH)
+        suspects_check(s, &event.u.msg.peer, msg.u.kv_attach.incarnation);
     km_shell_step(s, event);
 }
 
@@ -296,6 +311,7 @@ static void on_tick(void *arg)
     event.u.stood_still = s->tick_us != 0 && now_us - s->tick_us > PAUSE_US_MIN;
     s->tick_us = now_us;
     km_shell_step(s, event);
+    suspects_check(s, NULL, 0);
     if (s->map) {
         km_map_tick(s->map);
         km_shell_state_show(s);

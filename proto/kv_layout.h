@@ -92,6 +92,13 @@ struct kv_slot_header {
     uint32_t crc;
 };
 
+/* Place of the byte that a worker holds a shared OFD lock on while it has the file mapped.  The
+ * kernel gives the lock up with the mapping, however the process ends. */
+static inline int64_t kv_lock_at(uint64_t incarnation)
+{
+    return (int64_t)(incarnation >> 1);
+}
+
 void kv_superblock_seal(struct kv_superblock *s); /* fills crc */
 void kv_block_header_seal(struct kv_block_header *h);
 void kv_slot_header_seal(struct kv_slot_header *h);

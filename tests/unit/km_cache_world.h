@@ -57,6 +57,7 @@ struct cw_world {
     bool tier_fails;
     struct km_session_change session;
     uint32_t sessions;
+    uint64_t mapped; /* incarnation that has the arena mapped, however silent */
 };
 
 static inline struct hash128 cw_hash(const struct hash128 *parent, uint32_t token, uint32_t salt)
@@ -259,8 +260,25 @@ static inline void cw_step(struct cw_world *w, struct km_event event)
     }
 }
 
+/* As the shell does: of those that are not heard, who has the arena mapped no more? */
+static inline void cw_suspects(struct cw_world *w, const struct km_peer *asker,
+                               uint64_t incarnation)
+{
+    uint64_t who[KM_WORKERS_MAX];
+    uint32_t count = km_core_suspects(w->core, asker, incarnation, who);
+    for (uint32_t i = 0; i < count; i++) {
+        struct km_event event = {.type = KM_EVENT_WORKER_GONE};
+        event.u.gone = who[i];
+        if (who[i] != w->mapped)
+            cw_step(w, event);
+    }
+}
+
 static inline void cw_send(struct cw_world *w, uint32_t peer, const struct msg *m)
 {
+    struct km_peer from = cw_peer(peer);
+    if (m->type == MSG_KV_ATTACH)
+        cw_suspects(w, &from, m->u.kv_attach.incarnation);
     struct km_event event = {.type = KM_EVENT_MSG};
     event.u.msg.peer = cw_peer(peer);
     event.u.msg.msg = m;
@@ -270,6 +288,7 @@ static inline void cw_send(struct cw_world *w, uint32_t peer, const struct msg *
 static inline void cw_tick(struct cw_world *w)
 {
     cw_step(w, (struct km_event){.type = KM_EVENT_TICK});
+    cw_suspects(w, NULL, 0);
 }
 
 /* --- the tier */
