@@ -460,10 +460,8 @@ int km_arena_fd(const struct km_arena *a)
 bool km_arena_held(const struct km_arena *a, uint64_t incarnation)
 {
     CHECK_OBJ(a, KM_ARENA_MAGIC);
-    struct flock lock = {.l_type = F_WRLCK,
-                         .l_whence = SEEK_SET,
-                         .l_start = kv_lock_at(incarnation),
-                         .l_len = 1};
+    struct flock lock = {
+        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = kv_lock_at(incarnation), .l_len = 1};
     return fcntl(a->fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
 }
 

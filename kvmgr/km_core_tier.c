@@ -27,15 +27,25 @@ void core_store_add(struct km_core *core, enum km_store_op op, enum km_object_ki
     core->store_inflight++;
 }
 
+static uint32_t tokens_of(const struct km_core *core, const struct km_node *n)
+{
+    return (n->position + 1) * core->options.block_tokens;
+}
+
+/* Writes a block, or its snapshot from a slot. */
+static void store_write(struct km_core *core, enum km_object_kind kind, const struct km_node *n,
+                        uint32_t index)
+{
+    core_store_add(core, KM_STORE_WRITE, kind, &n->hash, index, tokens_of(core, n));
+    if (n->parent != KM_NONE)
+        core->store_items[core->store_count - 1].parent =
+            km_index_node(km_pool_index(core->pool), n->parent)->hash;
+}
+
 static bool tier_has(const struct km_core *core, enum km_object_kind kind,
                      const struct hash128 *hash)
 {
     return core->tier_on && km_tier_has(core->tier, kind, hash);
-}
-
-static uint32_t tokens_of(const struct km_core *core, const struct km_node *n)
-{
-    return (n->position + 1) * core->options.block_tokens;
 }
 
 bool core_stored(const struct km_core *core, uint32_t block)
@@ -43,6 +53,13 @@ bool core_stored(const struct km_core *core, uint32_t block)
     const struct km_node *n = km_index_node(km_pool_index(core->pool), block);
     return tier_has(core, KM_OBJECT_BLOCK, &n->hash) &&
            (n->snapshot == KM_NONE || tier_has(core, KM_OBJECT_SNAPSHOT, &n->hash));
+}
+
+/* What the tier has no place for; without room in flight it stays until the next start. */
+static void store_remove(struct km_core *core, enum km_object_kind kind, const struct hash128 *hash)
+{
+    if (core_store_room(core, 1))
+        core_store_add(core, KM_STORE_REMOVE, kind, hash, 0, 0);
 }
 
 static void tier_trim(struct km_core *core)
@@ -69,7 +86,7 @@ static bool node_write(struct km_core *core, uint32_t block)
     if (!n->storing && !tier_has(core, KM_OBJECT_BLOCK, &n->hash)) {
         n->storing = 1;
         km_index_ref(ix, block);
-        core_store_add(core, KM_STORE_WRITE, KM_OBJECT_BLOCK, &n->hash, block, tokens_of(core, n));
+        store_write(core, KM_OBJECT_BLOCK, n, block);
     }
     struct km_snap *s = n->snapshot != KM_NONE ? km_index_snap(ix, n->snapshot) : NULL;
     if (s && !s->storing && !tier_has(core, KM_OBJECT_SNAPSHOT, &n->hash)) {
@@ -77,8 +94,7 @@ static bool node_write(struct km_core *core, uint32_t block)
         s->refs++;
         /* The block stays while its snapshot is read. */
         km_index_ref(ix, block);
-        core_store_add(core, KM_STORE_WRITE, KM_OBJECT_SNAPSHOT, &n->hash, n->snapshot,
-                       tokens_of(core, n));
+        store_write(core, KM_OBJECT_SNAPSHOT, n, n->snapshot);
     }
     return true;
 }
@@ -140,10 +156,9 @@ static void write_done(struct km_core *core, const struct km_store_result *r)
     CHECK(memcmp(&km_index_node(ix, block)->hash, &r->item.hash, sizeof(r->item.hash)) == 0);
     if (r->code == ERR_OK && core->tier_on) {
         core->stats.writes++;
-        if (!km_tier_add(core->tier, (enum km_object_kind)r->item.kind, &r->item.hash, r->bytes) &&
-            core_store_room(core, 1))
-            core_store_add(core, KM_STORE_REMOVE, (enum km_object_kind)r->item.kind, &r->item.hash,
-                           0, 0);
+        if (!km_tier_add(core->tier, (enum km_object_kind)r->item.kind, &r->item.hash,
+                         &r->item.parent, r->bytes))
+            store_remove(core, (enum km_object_kind)r->item.kind, &r->item.hash);
     } else {
         core->stats.write_failures++;
     }
@@ -523,9 +538,11 @@ void core_store_objects(struct km_core *core, const struct km_event *event)
     for (uint32_t i = 0; i < event->u.store_objects.count && core->tier_on; i++) {
         const struct km_store_object *o = &event->u.store_objects.objects[i];
         CHECK(o->kind <= KM_OBJECT_SNAPSHOT);
-        (void)km_tier_add(core->tier, (enum km_object_kind)o->kind, &o->hash, o->bytes);
+        if (!km_tier_found(core->tier, (enum km_object_kind)o->kind, &o->hash, &o->parent,
+                           o->bytes))
+            store_remove(core, (enum km_object_kind)o->kind, &o->hash);
+        tier_trim(core);
     }
-    tier_trim(core);
 }
 
 bool core_snapshot_wanted(const struct km_core *core, uint32_t slot)

@@ -65,6 +65,7 @@ struct km_store_item {
     uint32_t index; /* block or slot of the arena; REMOVE: none */
     uint32_t token_count;
     struct hash128 hash;
+    struct hash128 parent; /* of a block that is written, the one before it in its chain */
 };
 struct km_store_result {
     struct km_store_item item;
@@ -73,7 +74,7 @@ struct km_store_result {
 };
 struct km_store_object {
     uint32_t kind;
-    struct hash128 hash;
+    struct hash128 hash, parent;
     uint64_t bytes;
 };
 

@@ -321,7 +321,9 @@ static inline struct km_store_result cw_store_do(struct cw_world *w, const struc
             r.code = ERR_IO;
         else
             *o = (struct cw_object){
-                .used = true, .object = {it->kind, it->hash, r.bytes}, .content = *data};
+                .used = true,
+                                     .object = {it->kind, it->hash, it->parent, r.bytes},
+                                     .content = *data};
         break;
     case KM_STORE_READ:
         if (w->tier_fails)

@@ -662,14 +662,19 @@ static void the_tier_is_bounded(void **state)
     cw_start(W);
     cw_attach(W, 0, 100);
     cw_tier_on(W);
+    struct run chains[8];
     for (uint32_t i = 0; i < 8; i++) {
         uint32_t words[CHAIN_MAX];
         for (uint32_t k = 0; k < CHAIN_MAX; k++)
             words[k] = 100 * (i + 1) + k;
-        (void)turn(1 + i, 0, 0, words, 5 * CW_BT);
+        chains[i] = turn(1 + i, 0, 0, words, 5 * CW_BT);
         push_out(10 + 10 * i);
         cw_store_all(W);
         assert_true(km_core_cache(W->core).tier_bytes <= 8192 * 20);
+        for (uint32_t c = 0; c <= i; c++) /* a chain loses its end first */
+            for (uint32_t k = 1; k < 5; k++)
+                assert_true(cw_object(W, KM_OBJECT_BLOCK, &chains[c].chain[k - 1])->used ||
+                            !cw_object(W, KM_OBJECT_BLOCK, &chains[c].chain[k])->used);
     }
     uint32_t used = 0;
     for (uint32_t i = 0; i < CW_OBJECTS; i++)

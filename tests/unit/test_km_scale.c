@@ -229,13 +229,15 @@ static void objects_at_full_size(void **state)
     assert_int_equal(km_tier_create(OBJECTS, 1ull << 50, &t), ERR_OK);
     double bytes = (double)km_tier_memory(t) / OBJECTS;
     print_message("memory: %.1f bytes an object of the tier\n", bytes);
-    assert_true(bytes <= 64);
+    assert_true(bytes <= 72); /* 16 of them say what it stands on: chains lose their ends first */
     uint64_t begin = now_ns();
-    struct hash128 h;
+    struct hash128 h, before = {{0}};
     for (uint32_t i = 0; i < OBJECTS; i++) {
         uint64_t words[2] = {rng_u64(&rng), rng_u64(&rng)};
         memcpy(&h, words, sizeof(words));
-        assert_true(km_tier_add(t, i % 8 == 0, &h, 1500000));
+        assert_true(km_tier_add(t, i % 8 == 0, &h, &before, 1500000));
+        if (i % 8)
+            before = h;
     }
     double seconds = (double)(now_ns() - begin) / 1e9;
     print_message("index of %u objects: %.3f s\n", OBJECTS, seconds);
