@@ -571,7 +571,7 @@ void km_core_step(struct km_core *core, const struct km_event *event,
         core_gone(core, ret_actions, event->u.gone);
         break;
     case KM_EVENT_FLUSH:
-        core_flush(core);
+        core_flush(core, event->u.flush_begins);
         break;
     }
     frees_end(core);

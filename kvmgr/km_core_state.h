@@ -76,6 +76,8 @@ struct km_core {
     uint64_t slots_starved_us; /* since when slots are asked for while the tier writes; 0 = not */
     uint64_t starved_us;       /* since when opens are refused while the tier writes; 0 = not */
     uint32_t store_inflight, store_count;
+    uint32_t flush_at, flush_count; /* in the pool's order */
+    uint64_t flush_bytes;           /* that may still be written */
     struct km_store_item store_items[KM_STORE_MAX];
     struct km_load loads[KM_LOADS_MAX];
     bool more;                                 /* loads that ended wait for the next step */
@@ -147,7 +149,7 @@ void core_store_state(struct km_core *core, struct km_actions *actions,
 void core_store_done(struct km_core *core, struct km_actions *actions,
                      const struct km_event *event);
 void core_store_objects(struct km_core *core, const struct km_event *event);
-void core_flush(struct km_core *core);
+void core_flush(struct km_core *core, bool begins);
 void core_tier_tick(struct km_core *core, struct km_actions *actions);
 void core_tier_reset(struct km_core *core); /* the arena goes: nothing is in flight any more */
 bool core_load_find(struct km_core *core, uint32_t owner, const struct msg_id *id,

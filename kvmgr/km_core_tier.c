@@ -4,6 +4,7 @@
  * flight.  A block or slot is referred to while one is. */
 #include "kvmgr/km_core_state.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "lib/base/check.h"
@@ -81,7 +82,9 @@ static bool node_write(struct km_core *core, uint32_t block)
 {
     struct km_index *ix = km_pool_index(core->pool);
     struct km_node *n = km_index_node(ix, block);
-    if (!core_store_room(core, 2))
+    if (!core_store_room(core, 2) ||
+        core->arena.object_bytes[KM_OBJECT_BLOCK] + core->arena.object_bytes[KM_OBJECT_SNAPSHOT] >
+            core->options.tier_bytes_max)
         return false;
     if (!n->storing && !tier_has(core, KM_OBJECT_BLOCK, &n->hash)) {
         n->storing = 1;
@@ -166,15 +169,74 @@ static void write_done(struct km_core *core, const struct km_store_result *r)
     leave(core, block);
 }
 
-void core_flush(struct km_core *core)
+/* --- the flush at the end */
+
+static int last_used_first(const void *x, const void *y, void *arg)
+{
+    const struct km_index *ix = arg;
+    uint32_t a = km_index_node(ix, *(const uint32_t *)x)->used;
+    uint32_t b = km_index_node(ix, *(const uint32_t *)y)->used;
+    return a < b ? 1 : a > b ? -1 : 0;
+}
+
+static void flush_begin(struct km_core *core)
+{
+    struct km_index *ix = km_pool_index(core->pool);
+    uint32_t *order = km_pool_scratch(core->pool)->order, count = 0;
+    for (uint32_t block = 0; block < core->arena.block_count; block++) {
+        if (km_index_node(ix, block)->state == KM_NODE_INDEXED && !core_stored(core, block))
+            order[count++] = block;
+    }
+    qsort_r(order, count, sizeof(*order), last_used_first, ix);
+    core->flush_at = 0;
+    core->flush_count = count;
+    core->flush_bytes = core->options.tier_bytes_max;
+}
+
+/* What a node adds to the tier. */
+static uint64_t node_bytes(const struct km_core *core, uint32_t block)
+{
+    const struct km_index *ix = km_pool_index(core->pool);
+    const struct km_node *n = km_index_node(ix, block);
+    uint64_t bytes = 0;
+    if (!n->storing && !tier_has(core, KM_OBJECT_BLOCK, &n->hash))
+        bytes += core->arena.object_bytes[KM_OBJECT_BLOCK];
+    if (n->snapshot != KM_NONE && !km_index_snap(ix, n->snapshot)->storing &&
+        !tier_has(core, KM_OBJECT_SNAPSHOT, &n->hash))
+        bytes += core->arena.object_bytes[KM_OBJECT_SNAPSHOT];
+    return bytes;
+}
+
+/* The bytes that a block and what it stands on add; what is beyond the bound is not counted. */
+static uint64_t chain_bytes(const struct km_core *core, uint32_t block)
+{
+    uint64_t bytes = 0;
+    for (; block != KM_NONE && bytes <= core->flush_bytes;
+         block = km_index_node(km_pool_index(core->pool), block)->parent)
+        bytes += node_bytes(core, block);
+    return bytes;
+}
+
+/* Last used first, whole chains, and no more than the tier holds: else what is written would push
+ * out what was written before, for ever. */
+void core_flush(struct km_core *core, bool begins)
 {
     if (!core->pool || !core->tier_on)
         return;
+    if (begins)
+        flush_begin(core);
     struct km_index *ix = km_pool_index(core->pool);
-    for (uint32_t block = 0; block < core->arena.block_count; block++) {
-        if (km_index_node(ix, block)->state == KM_NODE_INDEXED && !core_stored(core, block) &&
-            !node_write(core, block))
-            return;
+    for (; core->flush_at < core->flush_count; core->flush_at++) {
+        uint32_t block = km_pool_scratch(core->pool)->order[core->flush_at];
+        if (km_index_node(ix, block)->state != KM_NODE_INDEXED ||
+            chain_bytes(core, block) > core->flush_bytes)
+            continue;
+        for (; block != KM_NONE; block = km_index_node(ix, block)->parent) {
+            uint64_t bytes = node_bytes(core, block);
+            if (bytes > 0 && !node_write(core, block))
+                return;
+            core->flush_bytes -= bytes;
+        }
     }
 }
 
@@ -624,6 +686,7 @@ void core_tier_reset(struct km_core *core)
     memset(core->loads, 0, sizeof(core->loads));
     core->tier_on = false;
     core->starved_us = 0;
+    core->flush_at = core->flush_count = 0;
     if (core->tier)
         km_tier_clear(core->tier);
 }

@@ -32,7 +32,7 @@ enum km_event_type {
     KM_EVENT_STORE_DONE,    /* operations that ended */
     KM_EVENT_STORE_OBJECTS, /* found by the re-index */
     KM_EVENT_WORKER_GONE,   /* a silent or replaced worker has the arena mapped no more */
-    KM_EVENT_FLUSH,         /* write what is cached to the tier; repeated until nothing is left */
+    KM_EVENT_FLUSH,         /* write what is cached to the tier; repeated until nothing is asked */
 };
 
 struct km_found_block { /* a committed header of an adopted arena */
@@ -51,6 +51,7 @@ struct km_arena_result { /* answer to KM_ACTION_ARENA_OPEN */
     uint64_t arena_bytes;
     struct hash128 layout_fp;
     uint32_t block_count, slot_count;
+    uint64_t object_bytes[2]; /* of a file of the tier, by enum km_object_kind, uncompressed */
     /* What survived in it, blocks by rising position; the core frees what does not fit. */
     uint32_t found_count, found_snapshot_count;
     const struct km_found_block *found;
@@ -87,8 +88,9 @@ struct km_event {
             const struct msg *msg;
         } msg;
         struct km_arena_result arena;
-        uint64_t gone;    /* its incarnation */
-        bool stood_still; /* of a tick: this process was stopped since the last one */
+        uint64_t gone;     /* its incarnation */
+        bool flush_begins; /* of the first flush */
+        bool stood_still;  /* of a tick: this process was stopped since the last one */
         struct {
             bool on;
         } store_state;

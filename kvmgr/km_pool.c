@@ -33,13 +33,14 @@ enum err km_pool_create(const struct km_pool_options *options, struct km_pool **
     p->entry_next = calloc(options->slot_count, sizeof(*p->entry_next));
     p->scratch.freed = calloc(options->block_count, sizeof(uint32_t));
     p->scratch.taken = calloc(options->block_count, sizeof(uint32_t));
+    p->scratch.order = calloc(options->block_count, sizeof(uint32_t));
     p->scratch.slots =
         calloc((size_t)options->slot_count + options->snapshot_count, sizeof(uint32_t));
     enum err e = km_index_create(&index, &p->index);
     if (e == ERR_OK)
         e = km_sessions_create(options->sessions_max, options->tenants_max, &p->sessions);
     if (e != ERR_OK || !p->leases || !p->entry_next || !p->scratch.freed || !p->scratch.taken ||
-        !p->scratch.slots) {
+        !p->scratch.order || !p->scratch.slots) {
         km_pool_destroy(&p);
         return ERR_NOMEM;
     }
@@ -62,6 +63,7 @@ void km_pool_destroy(struct km_pool **pool_p)
     free(p->entry_next);
     free(p->scratch.freed);
     free(p->scratch.taken);
+    free(p->scratch.order);
     free(p->scratch.slots);
     p->magic = 0;
     free(p);

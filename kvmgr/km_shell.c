@@ -12,6 +12,7 @@
 #include "kvmgr/km_epoch.h"
 #include "kvmgr/km_map.h"
 #include "kvmgr/km_params.h"
+#include "kvmgr/km_store.h"
 #include "lib/base/arena.h"
 #include "lib/base/check.h"
 #include "lib/base/clock.h"
@@ -157,6 +158,7 @@ static struct km_arena_result arena_open(struct km_shell *s, const struct km_are
         .layout_fp = l->layout_fp,
         .block_count = l->block_count,
         .slot_count = l->slot_count,
+        .object_bytes = {l->block_bytes + KM_STORE_PAGE, l->slot_bytes + KM_STORE_PAGE},
     };
 }
 

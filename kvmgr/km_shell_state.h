@@ -63,7 +63,7 @@ struct km_shell {
     struct km_store_result results[KM_SHELL_RESULTS];
     struct km_store_object objects[KM_SHELL_RESULTS];
     struct loop_timer *stop_timer; /* runs while what is cached is written before the end */
-    bool stopping;
+    bool stopping, flushing;
     struct hash128 model_fp;
     struct km_actions actions;
     uint64_t malformed, unsent, repaired;

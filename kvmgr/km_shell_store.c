@@ -3,6 +3,7 @@
  * the process ends. */
 #include "kvmgr/km_shell_state.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 
 #include "kvmgr/km_params.h"
@@ -49,14 +50,15 @@ static void stop_go_on(struct km_shell *s)
 {
     if (!s->stopping)
         return;
-    if (!s->store || !km_core_cache(s->core).tier_on || km_core_unwritten(s->core) == 0) {
-        loop_stop(s->loop);
-        return;
+    struct km_event flush = {.type = KM_EVENT_FLUSH, .u.flush_begins = !s->flushing};
+    if (s->store && km_core_cache(s->core).writes_waiting == 0) {
+        s->flushing = true;
+        km_shell_step(s, flush);
     }
-    if (km_core_cache(s->core).writes_waiting == 0)
-        km_shell_step(s, (struct km_event){.type = KM_EVENT_FLUSH});
-    if (km_core_cache(s->core).writes_waiting == 0) /* what is left cannot be written */
-        loop_stop(s->loop);
+    if (s->store && km_core_cache(s->core).writes_waiting > 0)
+        return;
+    log_info(KVMGR, "written to the tier", "blocks_left=%u", km_core_unwritten(s->core));
+    loop_stop(s->loop);
 }
 
 static void on_store(void *arg)
@@ -116,6 +118,11 @@ void km_shell_store_open(struct km_shell *s)
         off_say(s, detail.text);
         return;
     }
+    const struct kv_layout *l = options.layout;
+    if (l->block_bytes + l->slot_bytes + 2 * KM_STORE_PAGE > s->params->kv_store_bytes)
+        log_warn(KVMGR, "tier too small",
+                 "reason=\"kv_store_bytes: a block and a snapshot take %" PRIu64 "\"",
+                 l->block_bytes + l->slot_bytes + 2 * KM_STORE_PAGE);
     s->store_text[0] = '\0';
     log_info(KVMGR, "tier on", "dir=%s", s->params->kv_store_dir);
     km_shell_state_show(s);

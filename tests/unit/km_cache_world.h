@@ -187,6 +187,7 @@ static inline struct km_arena_result cw_arena(struct cw_world *w)
                                 .arena_bytes = 1,
                                 .block_count = w->block_count,
                                 .slot_count = w->slot_count,
+                                .object_bytes = {8192, 8192},
                                 .found = found,
                                 .found_snapshots = snapshots};
     for (uint32_t i = 0; i < w->block_count; i++) {
@@ -320,10 +321,9 @@ static inline struct km_store_result cw_store_do(struct cw_world *w, const struc
         if (w->tier_fails)
             r.code = ERR_IO;
         else
-            *o = (struct cw_object){
-                .used = true,
-                                     .object = {it->kind, it->hash, it->parent, r.bytes},
-                                     .content = *data};
+            *o = (struct cw_object){.used = true,
+                                    .object = {it->kind, it->hash, it->parent, r.bytes},
+                                    .content = *data};
         break;
     case KM_STORE_READ:
         if (w->tier_fails)

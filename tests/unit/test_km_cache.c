@@ -610,7 +610,7 @@ static void the_tier_survives_a_reboot(void **state)
     tier_setup();
     (void)turn(1, 1, 0, words_a, 9 * CW_BT);
     while (km_core_unwritten(W->core) > 0) {
-        cw_step(W, (struct km_event){.type = KM_EVENT_FLUSH});
+        cw_step(W, (struct km_event){.type = KM_EVENT_FLUSH, .u.flush_begins = true});
         cw_store_all(W);
     }
     memset(W->blocks, 0, sizeof(W->blocks));
@@ -681,6 +681,47 @@ static void the_tier_is_bounded(void **state)
         used += W->objects[i].used;
     assert_true(used > 10 && used <= 20);
     assert_true(km_core_stats(W->core)->objects_evicted > 0);
+}
+
+/* What is cached is more than the tier holds: the flush ends, with the last turns whole. */
+static void a_flush_into_a_small_tier_ends(void **state)
+{
+    tier_setup();
+    W->options.tier_bytes_max = 8192 * 13;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    cw_tier_on(W);
+    struct run chains[5];
+    for (uint32_t i = 0; i < 5; i++) {
+        uint32_t words[CHAIN_MAX];
+        for (uint32_t k = 0; k < CHAIN_MAX; k++)
+            words[k] = 100 * (i + 1) + k;
+        chains[i] = turn(1 + i, 0, 0, words, 5 * CW_BT);
+        W->now_us += CW_SECOND;
+    }
+    struct km_event flush = {.type = KM_EVENT_FLUSH, .u.flush_begins = true};
+    uint32_t asked;
+    do {
+        cw_step(W, flush);
+        flush.u.flush_begins = false;
+        asked = W->queued;
+        cw_store_all(W);
+        assert_true(km_core_stats(W->core)->writes <= 13);
+    } while (asked > 0);
+    assert_int_equal(km_core_stats(W->core)->objects_evicted, 0);
+    for (uint32_t i = 3; i < 5; i++) { /* six objects each */
+        for (uint32_t k = 0; k < 5; k++)
+            assert_true(cw_object(W, KM_OBJECT_BLOCK, &chains[i].chain[k])->used);
+        assert_true(cw_object(W, KM_OBJECT_SNAPSHOT, &chains[i].chain[4])->used);
+    }
+    W->options.tier_bytes_max = 8192; /* not even one block and its snapshot */
+    cw_start(W);
+    cw_attach(W, 0, 101);
+    cw_tier_on(W);
+    cw_store_all(W);
+    flush.u.flush_begins = true;
+    cw_step(W, flush);
+    assert_int_equal(W->queued, 0);
 }
 
 /* --- random lives */
@@ -822,7 +863,7 @@ static void sim_step(struct sim *s)
     } else if (kind < 32 && s->tier) {
         struct cw_object *o = &W->objects[rng_below(&s->rng, 64)];
         o->corrupt = true;
-        cw_step(W, (struct km_event){.type = KM_EVENT_FLUSH});
+        cw_step(W, (struct km_event){.type = KM_EVENT_FLUSH, .u.flush_begins = true});
     } else if (!r->live) {
         sim_open(s, r);
     } else {
@@ -935,6 +976,7 @@ int main(void)
         CASE(the_tier_survives_a_reboot),
         CASE(a_commit_calls_a_leave_off),
         CASE(the_tier_is_bounded),
+        CASE(a_flush_into_a_small_tier_ends),
         CASE(random_lives_match_the_naive_model),
         CASE(random_lives_with_a_tier),
     };

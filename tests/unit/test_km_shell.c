@@ -20,6 +20,7 @@
 #include "kvmgr/km_shell.h"
 #include "lib/base/arena.h"
 #include "lib/base/check.h"
+#include "lib/base/clock.h"
 #include "lib/base/log.h"
 #include "lib/base/rng.h"
 #include "lib/net/bus.h"
@@ -474,6 +475,27 @@ static void a_reboot_finds_the_tier(void **state)
     fail_msg("nothing came from the tier");
 }
 
+/* More is cached than the tier holds: the end does not wait for what cannot be. */
+static void a_small_tier_does_not_hold_up_the_end(void **state)
+{
+    struct rig *r = *state;
+    struct hash128 hashes[5];
+    km_shell_destroy(&r->shell);
+    snprintf(r->params.kv_store_dir, sizeof(r->params.kv_store_dir), "%s/store", r->dir);
+    r->params.kv_store_bytes = 64u << 10;
+    r->params.kv_store_objects = 1000;
+    shell_start(r);
+    const struct msg_kv_attach_reply *attached = attach(r, 1, 1000);
+    for (uint8_t i = 0; i < 3; i++) {
+        hashes_fill(hashes, 5, (uint8_t)(1 + 10 * i));
+        one_turn(r, attached, (uint8_t)(1 + i), hashes, 5);
+        attached = attach(r, 1, 1000);
+    }
+    uint64_t begun_us = clock_mono_us();
+    wait_stopped(r);
+    assert_true(clock_mono_us() - begun_us < 3000000);
+}
+
 static void an_arena_too_small_is_said_with_numbers(void **state)
 {
     struct rig *r = *state;
@@ -618,6 +640,7 @@ int main(void)
         CASE(a_restart_adopts_the_arena),
         CASE(a_restart_finds_the_cache),
         CASE(a_reboot_finds_the_tier),
+        CASE(a_small_tier_does_not_hold_up_the_end),
         CASE(an_arena_too_small_is_said_with_numbers),
         CASE(a_state_beyond_all_bounds_is_dropped),
         CASE(no_epoch_in_redis_stops_it),
