@@ -108,6 +108,7 @@ static struct km_arena_options arena_options(const struct km_shell *s,
         .slot_count_min = want->slot_count + (snapshots > 0 ? 1 : 0),
         .epoch = s->epoch,
         .incarnation = s->incarnation,
+        .boot = s->boot_id[0] ? hash_crc32c(0, s->boot_id, strlen(s->boot_id)) : 0,
     };
 }
 
@@ -118,6 +119,8 @@ static void arena_report(const struct km_shell *s, const struct km_arena_report 
         log_warn(KVMGR, "arena replaced", "path=%s reason=\"%s\"", s->arena_path, report->reason);
     if (report->headers_broken > 0)
         log_warn(KVMGR, "broken headers freed", "count=%u", report->headers_broken);
+    if (report->data_broken > 0)
+        log_warn(KVMGR, "damaged blocks freed", "count=%u", report->data_broken);
     log_info(KVMGR, report->adopted ? "arena adopted" : "arena made",
              "path=%s bytes=%" PRIu64
              " blocks=%u slots=%u freed=%u committed=%u snapshots=%u epoch=%u",

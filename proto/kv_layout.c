@@ -38,7 +38,7 @@ STATIC_CHECK(offsetof(struct kv_superblock, rank) == 100);
 STATIC_CHECK(offsetof(struct kv_superblock, ranks) == 104);
 STATIC_CHECK(offsetof(struct kv_superblock, interleave) == 108);
 STATIC_CHECK(offsetof(struct kv_superblock, state_bytes) == 112);
-STATIC_CHECK(offsetof(struct kv_superblock, reserved) == 120);
+STATIC_CHECK(offsetof(struct kv_superblock, boot) == 120);
 STATIC_CHECK(offsetof(struct kv_superblock, crc) == 124);
 
 STATIC_CHECK(sizeof(struct kv_block_header) == KV_HEADER_BYTES);

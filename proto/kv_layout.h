@@ -62,8 +62,8 @@ struct kv_superblock { /* at offset 0; rest of the 4096 bytes is zero */
     uint32_t dsa_layers, latent_dim, index_dim, index_kpool;
     uint32_t block_tokens, kv_dtype, index_dtype, rank, ranks, interleave;
     uint64_t state_bytes;
-    uint32_t reserved;
-    uint32_t crc; /* crc32c of all bytes before it */
+    uint32_t boot; /* crc32c of the host's boot id; 0 = unknown */
+    uint32_t crc;  /* crc32c of all bytes before it */
 };
 
 struct kv_block_header {
@@ -73,7 +73,7 @@ struct kv_block_header {
     uint32_t epoch;
     uint64_t generation;
     uint32_t position; /* index of the block in its chain */
-    uint32_t data_crc; /* 0 = not recorded */
+    uint32_t data_crc; /* when COMMITTED, of its data with padding: km_arena_file_sum; 0 = none */
     uint32_t reserved;
     uint32_t crc; /* crc32c of the 60 bytes before it */
 };
