@@ -14,10 +14,11 @@
 #include "lib/base/hash.h"
 #include "proto/msg.h"
 
-#define KM_PEER_BYTES_MAX 32
-#define KM_ACTIONS_MAX    64u
-#define KM_RECLAIMS_MAX   16u  /* KvReclaim per KvPing */
-#define KM_STORE_MAX      256u /* operations of the tier in flight, and in one action */
+#define KM_PEER_BYTES_MAX     32
+#define KM_ACTIONS_MAX        64u
+#define KM_RECLAIMS_MAX       16u    /* KvReclaim per KvPing */
+#define KM_SESSION_BLOCKS_MAX 65536u /* of one session's map; later ones are left out */
+#define KM_STORE_MAX          256u   /* operations of the tier in flight, and in one action */
 
 struct km_peer { /* routing id of a worker: "worker-0" */
     uint8_t count;
@@ -115,8 +116,9 @@ struct km_arena_wanted {
     uint32_t slot_count; /* at least */
 };
 
-struct km_session_change { /* blocks of a session's chain were committed */
-    const char *sid;       /* 32 hex characters */
+/* Blocks of a session's chain were committed; count 0: its state was kept, or its turn ended. */
+struct km_session_change {
+    const char *sid; /* 32 hex characters */
     struct hash128 salt;
     struct msg_id request;
     uint64_t lease;
@@ -125,6 +127,8 @@ struct km_session_change { /* blocks of a session's chain were committed */
     const uint32_t *blocks;       /* [count] */
     const struct hash128 *hashes; /* [count] */
     uint32_t token_count;
+    uint32_t snapshot_tokens; /* of the last boundary whose state is kept */
+    uint64_t pin_us;          /* count 0: from now on; 0 = as before */
 };
 
 enum km_action_type {

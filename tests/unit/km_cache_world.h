@@ -56,7 +56,8 @@ struct cw_world {
     uint32_t queued;
     bool tier_fails;
     struct km_session_change session;
-    uint32_t sessions;
+    uint32_t sessions, snapshot_tokens;
+    uint64_t pin_us;
     uint64_t mapped; /* incarnation that has the arena mapped, however silent */
 };
 
@@ -247,8 +248,12 @@ static inline void cw_step(struct cw_world *w, struct km_event event)
                 cw_store(w, a);
                 break;
             case KM_ACTION_SESSION:
-                w->sessions++;
-                w->session = a->u.session;
+                w->snapshot_tokens = a->u.session.snapshot_tokens;
+                w->pin_us = a->u.session.pin_us;
+                if (a->u.session.count > 0) {
+                    w->sessions++;
+                    w->session = a->u.session;
+                }
                 break;
             case KM_ACTION_TRACE:
                 break;

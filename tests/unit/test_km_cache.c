@@ -171,6 +171,13 @@ static void a_second_turn_reuses_the_first(void **state)
     /* The session's map of the second turn begins at the front of the chain. */
     assert_int_equal(W->session.first_block, 0);
     assert_int_equal(W->session.count, 8);
+    assert_int_equal(W->session.snapshot_tokens, 5 * CW_BT); /* of the turn before */
+    assert_int_equal(W->snapshot_tokens, 8 * CW_BT);         /* at its end */
+    W->options.pin_us = 30 * CW_SECOND;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    (void)turn(3, 1, 0, words_a, 9 * CW_BT + 1);
+    assert_true(W->pin_us == 30 * CW_SECOND);
 }
 
 /* Lengths around the boundaries: at least one token is always computed. */
@@ -306,6 +313,24 @@ static void a_session_keeps_its_share(void **state)
     assert_int_equal(run_open(&big), ERR_OK);
     run_release(&big, false);
     assert_int_equal(turn(5, 1, 0, other, 8 * CW_BT + 1).reused, 8);
+}
+
+/* Requests without a session are not one that has more than its share. */
+static void the_nameless_have_no_share(void **state)
+{
+    W->options.session_percent = 25; /* 10 blocks */
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    static const uint32_t other[] = {50, 51, 52, 53, 54, 55, 56, 57};
+    (void)turn(1, 1, 0, other, 8 * CW_BT);
+    W->now_us += 60 * CW_SECOND;
+    (void)turn(2, 0, 0, words_a, 16 * CW_BT);
+    struct run big = {.request = 9};
+    uint32_t words[CHAIN_MAX] = {1000};
+    run_chain(&big, words, 20 * CW_BT);
+    assert_int_equal(run_open(&big), ERR_OK);
+    run_release(&big, false);
+    assert_int_equal(turn(5, 0, 0, words_a, 16 * CW_BT + 1).reused, 16);
 }
 
 static void snapshots_have_a_budget(void **state)
@@ -962,6 +987,7 @@ int main(void)
         CASE(the_order_of_eviction),
         CASE(spent_turns_go_first),
         CASE(a_session_keeps_its_share),
+        CASE(the_nameless_have_no_share),
         CASE(snapshots_have_a_budget),
         CASE(snapshots_against_the_rules),
         CASE(a_restore_is_safe),

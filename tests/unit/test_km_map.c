@@ -323,6 +323,32 @@ static void schema_is_byte_for_byte(void **state)
     assert_in_range(r->integer, 7100000, 7200000);
 }
 
+/* A state was kept, a turn ended: the map says so, and lives as long as the pin. */
+static void kept_states_and_pins_are_told(void **state)
+{
+    struct rig *r = *state;
+    commit(r, SID_A, 77, 0, 3);
+    wrote(r, 1);
+    struct km_session_change note = {
+        .sid = SID_A, .lease = 77, .snapshot_tokens = 512, .pin_us = 7200000000u};
+    km_map_commit(r->map, &note);
+    wrote(r, 2);
+    assert_string_equal(field(r, "kda_snap_pos"), "512");
+    char until[32];
+    snprintf(until, sizeof(until), "%llu", (unsigned long long)(fixed_ms() + 7200000));
+    assert_string_equal(field(r, "pin_until"), until);
+    assert_string_equal(field(r, "n_blocks"), "3");
+    (void)ASK(r, "PTTL", "tandem:{test}:sess:" SID_A);
+    assert_in_range(r->integer, 7700000, 7800000);
+    note.lease = 99; /* of another lease: nothing */
+    note.snapshot_tokens = 16;
+    km_map_commit(r->map, &note);
+    commit(r, SID_A, 77, 3, 1);
+    wrote(r, 3);
+    assert_string_equal(field(r, "pin_until"), until);
+    assert_string_equal(field(r, "kda_snap_pos"), "0"); /* as the commit said */
+}
+
 static void chunks_grow_and_shrink(void **state)
 {
     struct rig *r = *state;
@@ -604,6 +630,7 @@ int main(void)
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         CASE(schema_is_byte_for_byte),
+        CASE(kept_states_and_pins_are_told),
         CASE(chunks_grow_and_shrink),
         CASE(writes_are_coalesced),
         CASE(later_epoch_is_respected),
