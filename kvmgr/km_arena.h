@@ -3,7 +3,8 @@
  *
  * Owned by kvmgr's loop thread, the only writer of superblock and headers.  Maps those alone; data
  * pages belong to the worker (and, block by block, to km_store) and are only read here, to sum up
- * what is committed, so a sparse file stays sparse.  Does file I/O; one arena at a time holds a lock on its file.
+ * what is committed, so a sparse file stays sparse.  Does file I/O; one arena at a time holds a
+ * lock on its file.
  *
  * A header of 64 zero bytes is a block that was never used.  The generation in a header counts how
  * often the block was given up.  An existing file is never shortened or overwritten in place when
@@ -55,10 +56,10 @@ struct km_arena_found { /* what an adopted file holds, blocks by rising position
 
 /* Adopts the file at path, or makes it.  A good file of the same layout and model, with enough
  * slots, is adopted under the new epoch: WRITING becomes FREE, sound COMMITTED headers with the
- * data that they were sealed for stay and are told by km_arena_found, others become FREE.  A bad or foreign file is replaced.  Refused,
- * and left alone: a symbolic link, a directory or other special file, another owner's file
- * (ERR_UNSUPPORTED), one in use (ERR_BUSY), an arena too small for the geometry (ERR_NOMEM,
- * with the numbers), an impossible geometry (ERR_INVALID). */
+ * data that they were sealed for stay and are told by km_arena_found, others become FREE.  A bad
+ * or foreign file is replaced.  Refused, and left alone: a symbolic link, a directory or other
+ * special file, another owner's file (ERR_UNSUPPORTED), one in use (ERR_BUSY), an arena too small
+ * for the geometry (ERR_NOMEM, with the numbers), an impossible geometry (ERR_INVALID). */
 MUST_USE enum err km_arena_open(const struct km_arena_options *options, struct km_arena **ret_arena,
                                 struct km_arena_report *ret_report, struct err_detail *detail);
 void km_arena_close(struct km_arena **arena_p); /* the file stays */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kvmgr/km_tier.h - which objects the NVMe tier holds: hash and kind -> size, leaves in order of use.
+/* kvmgr/km_tier.h - what the NVMe tier holds: hash and kind -> size, leaves in order of use.
  *
  * Owned by kvmgr's loop thread.  Everything is taken at create: 60 bytes an object and four words
  * of buckets at most.  Pure: km_store has the files.

@@ -113,10 +113,8 @@ static enum err arena_map(const struct wk_shell *s, const struct msg_kv_attach_r
     }
     /* Held as long as the mapping: while it is, kvmgr gives nobody else what this process may write
      * to, however silent it is. */
-    struct flock lock = {.l_type = F_RDLCK,
-                         .l_whence = SEEK_SET,
-                         .l_start = kv_lock_at(s->incarnation),
-                         .l_len = 1};
+    struct flock lock = {
+        .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = kv_lock_at(s->incarnation), .l_len = 1};
     if (fcntl(fd, F_OFD_SETLK, &lock) != 0) {
         close(fd);
         return err_set(detail, ERR_IO, "%.300s: lock: %s", r->arena_path, strerror(errno));
