@@ -189,6 +189,19 @@ void km_arena_slots_free(struct km_arena *a, const uint32_t *slots, uint32_t cou
 
 /* --- recovery */
 
+static bool locked(int fd, int64_t from, int64_t count)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = from, .l_len = count};
+    return fcntl(fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+/* Workers of the kvmgr before may be in the middle of a step: what they write to is not known. */
+static bool mapped_by_others(int fd, uint64_t worker)
+{
+    int64_t own = kv_lock_at(worker);
+    return (own > 0 && locked(fd, 0, own)) || (own < INT64_MAX && locked(fd, own + 1, 0));
+}
+
 /* Whether the file is an arena that serves these options; the reason if not. */
 static enum err arena_fits(int fd, uint64_t file_bytes, const struct km_arena_options *o,
                            uint64_t arena_bytes, struct kv_layout *ret_layout,
@@ -222,6 +235,8 @@ static enum err arena_fits(int fd, uint64_t file_bytes, const struct km_arena_op
         return err_set(detail, ERR_UNSUPPORTED,
                        "it has %u blocks in %" PRIu64 " bytes, arena_bytes gives %u in %" PRIu64,
                        found.block_count, file_bytes, planned.block_count, planned.arena_bytes);
+    if (mapped_by_others(fd, o->worker))
+        return err_set(detail, ERR_BUSY, "another worker has it mapped and may write to it");
     *ret_layout = planned;
     return ERR_OK;
 }
@@ -491,9 +506,7 @@ int km_arena_fd(const struct km_arena *a)
 bool km_arena_held(const struct km_arena *a, uint64_t incarnation)
 {
     CHECK_OBJ(a, KM_ARENA_MAGIC);
-    struct flock lock = {
-        .l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = kv_lock_at(incarnation), .l_len = 1};
-    return fcntl(a->fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+    return locked(a->fd, kv_lock_at(incarnation), 1);
 }
 
 uint64_t km_arena_headers_repaired(const struct km_arena *a)

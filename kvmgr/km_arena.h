@@ -35,7 +35,8 @@ struct km_arena_options {
     uint32_t slot_count_min; /* a file with fewer is replaced; 0 = slot_count */
     uint32_t epoch;
     uint64_t incarnation;
-    uint32_t boot; /* of the host: a file of another one is replaced; 0 = unknown */
+    uint64_t worker; /* incarnation for which it is opened: a file that another maps is replaced */
+    uint32_t boot;   /* of the host: a file of another one is replaced; 0 = unknown */
 };
 
 struct km_arena_report { /* what opening found and did */

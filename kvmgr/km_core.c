@@ -367,6 +367,7 @@ static void core_attach(struct km_core *core, struct km_actions *actions,
         .state_bytes = attach->state_bytes,
         .model_fp = attach->model_fp,
         .slot_count = attach->seqs_max + core->options.slots_spare,
+        .worker = attach->incarnation,
     };
     struct km_worker *w = core_worker(core, peer);
     const struct km_worker *other = other_worker(core, w);

@@ -114,6 +114,7 @@ struct km_arena_wanted {
     uint64_t state_bytes;
     struct hash128 model_fp;
     uint32_t slot_count; /* at least */
+    uint64_t worker;     /* incarnation of the one that attaches */
 };
 
 /* Blocks of a session's chain were committed; count 0: its state was kept, or its turn ended. */

@@ -108,6 +108,7 @@ static struct km_arena_options arena_options(const struct km_shell *s,
         .slot_count_min = want->slot_count + (snapshots > 0 ? 1 : 0),
         .epoch = s->epoch,
         .incarnation = s->incarnation,
+        .worker = want->worker,
         .boot = s->boot_id[0] ? hash_crc32c(0, s->boot_id, strlen(s->boot_id)) : 0,
     };
 }

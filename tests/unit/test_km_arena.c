@@ -8,12 +8,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "kvmgr/km_arena.h"
 #include "kvmgr/km_audit.h"
 #include "kvmgr/km_event.h"
+#include "lib/base/check.h"
 #include "lib/base/rng.h"
 
 #define SLOTS 5u
@@ -534,6 +536,39 @@ static void one_bit_of_data_costs_one_block(void **state)
     }
 }
 
+/* What a stopped worker of the kvmgr before has mapped is not taken over under its hands. */
+static void a_file_that_others_map_is_replaced(void **state)
+{
+    static const uint64_t workers[] = {0, 77, UINT64_MAX};
+    for (size_t i = 0; i < ARRAY_COUNT(workers); i++) {
+        (void)make_used();
+        struct km_arena_options o = options_of(2);
+        struct km_arena_report report;
+        struct flock lock = {
+            .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = kv_lock_at(workers[i]), .l_len = 1};
+        int fd = open(path, O_RDWR | O_CLOEXEC);
+        assert_int_equal(fcntl(fd, F_OFD_SETLK, &lock), 0);
+        void *map = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+        close(fd);
+        o.worker = workers[i];
+        struct km_arena *a = open_good(&o, &report);
+        assert_true(report.adopted); /* its own */
+        assert_true(km_arena_held(a, workers[i]));
+        assert_false(km_arena_held(a, 1000));
+        km_arena_close(&a);
+        o.epoch = 3;
+        o.worker = 1000;
+        expect_replaced(&o, "another worker");
+        munmap(map, 4096);
+        o.epoch = 4;
+        a = open_good(&o, &report);
+        assert_true(report.adopted);
+        assert_false(km_arena_held(a, workers[i]));
+        km_arena_close(&a);
+        unlink(path);
+    }
+}
+
 static void another_boot_begins_anew(void **state)
 {
     struct km_arena_options o = options_of(2);
@@ -625,6 +660,7 @@ int main(void)
         CASE(random_damage_is_survived),
         CASE(one_bit_costs_one_block),
         CASE(one_bit_of_data_costs_one_block),
+        CASE(a_file_that_others_map_is_replaced),
         CASE(another_boot_begins_anew),
         CASE(whole_headers_that_lie),
         CASE(default_paths_differ_by_run_dir),
