@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -13,6 +14,7 @@
 
 #include "kvmgr/km_arena_file.h"
 #include "kvmgr/km_event.h"
+#include "kvmgr/km_index.h"
 #include "lib/base/check.h"
 #include "lib/base/mem.h"
 #include "lib/base/str.h"
@@ -22,6 +24,7 @@
 /* A file with more than about this many times the slots wanted is not worth its space. */
 #define SLOTS_SURPLUS 4u
 
+STATIC_CHECK(KV_BLOCKS_MAX < KM_INDEX_BLOCKS_END);
 STATIC_CHECK(sizeof(struct kv_block_header) == KV_HEADER_BYTES);
 STATIC_CHECK(sizeof(struct kv_slot_header) == KV_HEADER_BYTES);
 STATIC_CHECK(sizeof(struct kv_superblock) <= KV_SUPERBLOCK_BYTES);
@@ -83,6 +86,26 @@ static void block_write(struct km_arena *a, uint32_t block, struct kv_block_head
     *block_header(a, block) = *h;
 }
 
+/* 0, "none", if the data cannot be read. */
+static uint32_t block_sum(const struct km_arena *a, uint32_t block)
+{
+    uint32_t sum = 0;
+    const struct kv_layout *l = &a->layout;
+    if (km_arena_file_sum(a->fd, l->blocks_at + block * l->block_bytes, l->block_bytes, &sum) !=
+        ERR_OK)
+        return 0;
+    return sum;
+}
+
+static uint32_t slot_sum(const struct km_arena *a, uint32_t slot)
+{
+    uint32_t sum = 0;
+    const struct kv_layout *l = &a->layout;
+    if (km_arena_file_sum(a->fd, l->slots_at + slot * l->slot_bytes, l->slot_bytes, &sum) != ERR_OK)
+        return 0;
+    return sum;
+}
+
 static void slot_write(struct km_arena *a, uint32_t slot, enum kv_slot_kind kind, uint32_t state,
                        uint32_t generation_step, uint32_t token_count, const struct hash128 *hash)
 {
@@ -95,8 +118,10 @@ static void slot_write(struct km_arena *a, uint32_t slot, enum kv_slot_kind kind
         .generation =
             generation_of(a, &old, kv_slot_header_check(&old), old.generation) + generation_step,
     };
-    if (hash)
+    if (hash) {
         h.hash = *hash;
+        h.data_crc = slot_sum(a, slot);
+    }
     kv_slot_header_seal(&h);
     CHECK(kv_slot_header_check(&h) == ERR_OK);
     *slot_header(a, slot) = h;
@@ -124,6 +149,7 @@ void km_arena_blocks_commit(struct km_arena *a, const uint32_t *blocks, uint32_t
                                     .hash = hashes[i],
                                     .parent = i > 0 ? hashes[i - 1] : *parent,
                                     .position = first_position + i,
+                                    .data_crc = block_sum(a, blocks[i]),
                                     .generation = block_read(a, blocks[i]).generation};
         block_write(a, blocks[i], &h);
     }
@@ -163,6 +189,19 @@ void km_arena_slots_free(struct km_arena *a, const uint32_t *slots, uint32_t cou
 
 /* --- recovery */
 
+static bool locked(int fd, int64_t from, int64_t count)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = from, .l_len = count};
+    return fcntl(fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+}
+
+/* Workers of the kvmgr before may be in the middle of a step: what they write to is not known. */
+static bool mapped_by_others(int fd, uint64_t worker)
+{
+    int64_t own = kv_lock_at(worker);
+    return (own > 0 && locked(fd, 0, own)) || (own < INT64_MAX && locked(fd, own + 1, 0));
+}
+
 /* Whether the file is an arena that serves these options; the reason if not. */
 static enum err arena_fits(int fd, uint64_t file_bytes, const struct km_arena_options *o,
                            uint64_t arena_bytes, struct kv_layout *ret_layout,
@@ -185,6 +224,10 @@ static enum err arena_fits(int fd, uint64_t file_bytes, const struct km_arena_op
     TRY(kv_layout_plan(&o->geometry, arena_bytes, found.slot_count, &planned, detail));
     if (memcmp(&planned.layout_fp, &s.layout_fp, sizeof(s.layout_fp)) != 0)
         return err_set(detail, ERR_UNSUPPORTED, "it has another layout_fp");
+    if (s.boot != 0 && o->boot != 0 && s.boot != o->boot) /* its pages may be of another time */
+        return err_set(detail, ERR_UNSUPPORTED, "it is from before this host's last start");
+    if (s.epoch > o->epoch)
+        return err_set(detail, ERR_UNSUPPORTED, "its epoch %u is later than ours", s.epoch);
     if (memcmp(&o->model_fp, &s.model_fp, sizeof(s.model_fp)) != 0)
         return err_set(detail, ERR_UNSUPPORTED, "it belongs to another model (model_fp)");
     if (planned.block_count != found.block_count || planned.arena_bytes != found.arena_bytes ||
@@ -192,6 +235,8 @@ static enum err arena_fits(int fd, uint64_t file_bytes, const struct km_arena_op
         return err_set(detail, ERR_UNSUPPORTED,
                        "it has %u blocks in %" PRIu64 " bytes, arena_bytes gives %u in %" PRIu64,
                        found.block_count, file_bytes, planned.block_count, planned.arena_bytes);
+    if (mapped_by_others(fd, o->worker))
+        return err_set(detail, ERR_BUSY, "another worker has it mapped and may write to it");
     *ret_layout = planned;
     return ERR_OK;
 }
@@ -216,13 +261,17 @@ static void recover_block(struct km_arena *a, uint32_t block, const void *bytes,
     bool sound = kv_block_header_check(&h) == ERR_OK && h.epoch <= epoch;
     if (sound && h.state == KV_FREE)
         return;
-    if (sound && h.state == KV_COMMITTED && h.position < a->layout.block_count) {
+    bool intact =
+        sound && (h.state != KV_COMMITTED || h.data_crc == 0 || h.data_crc == block_sum(a, block));
+    if (intact && h.state == KV_COMMITTED && h.position < a->layout.block_count) {
         CHECK(a->found_count < a->layout.block_count);
         a->found[a->found_count++] = (struct km_found_block){
             .hash = h.hash, .parent = h.parent, .block = block, .position = h.position};
         return;
     }
-    *(sound ? &report->blocks_freed : &report->headers_broken) += 1;
+    *(!sound    ? &report->headers_broken
+      : !intact ? &report->data_broken
+                : &report->blocks_freed) += 1;
     km_arena_blocks_free(a, &block, 1);
 }
 
@@ -233,13 +282,14 @@ static void recover_slot(struct km_arena *a, uint32_t slot, uint32_t epoch,
     bool sound = kv_slot_header_check(&h) == ERR_OK && h.epoch <= epoch;
     if (km_arena_header_unused(&h) || (sound && h.state == KV_FREE && h.kind == KV_SLOT_LIVE))
         return;
-    if (sound && h.kind == KV_SLOT_SNAPSHOT && h.state == KV_COMMITTED) {
+    bool snapshot = sound && h.kind == KV_SLOT_SNAPSHOT && h.state == KV_COMMITTED;
+    if (snapshot && (h.data_crc == 0 || h.data_crc == slot_sum(a, slot))) {
         a->found_snapshots[a->found_snapshot_count++] =
             (struct km_found_snapshot){.hash = h.hash, .slot = slot, .token_count = h.token_count};
         return;
     }
-    if (!sound)
-        report->headers_broken++;
+    report->headers_broken += !sound;
+    report->data_broken += snapshot;
     km_arena_slots_free(a, &slot, 1);
 }
 
@@ -292,6 +342,7 @@ static struct kv_superblock superblock_of(const struct km_arena_options *o,
     s.ranks = l->geometry.ranks;
     s.interleave = l->geometry.interleave;
     s.state_bytes = l->geometry.state_bytes;
+    s.boot = o->boot;
     kv_superblock_seal(&s);
     return s;
 }
@@ -450,6 +501,12 @@ int km_arena_fd(const struct km_arena *a)
 {
     CHECK_OBJ(a, KM_ARENA_MAGIC);
     return a->fd;
+}
+
+bool km_arena_held(const struct km_arena *a, uint64_t incarnation)
+{
+    CHECK_OBJ(a, KM_ARENA_MAGIC);
+    return locked(a->fd, kv_lock_at(incarnation), 1);
 }
 
 uint64_t km_arena_headers_repaired(const struct km_arena *a)

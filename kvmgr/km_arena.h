@@ -2,9 +2,9 @@
 /* kvmgr/km_arena.h - the named shared-memory arena: its file, superblock and headers.
  *
  * Owned by kvmgr's loop thread, the only writer of superblock and headers.  Maps those alone; data
- * pages belong to the worker (and, block by block, to km_store) and are never touched here, so a
- * sparse file stays sparse.  Does file
- * I/O; one arena at a time holds a lock on its file.
+ * pages belong to the worker (and, block by block, to km_store) and are only read here, to sum up
+ * what is committed, so a sparse file stays sparse.  Does file I/O; one arena at a time holds a
+ * lock on its file.
  *
  * A header of 64 zero bytes is a block that was never used.  The generation in a header counts how
  * often the block was given up.  An existing file is never shortened or overwritten in place when
@@ -35,6 +35,8 @@ struct km_arena_options {
     uint32_t slot_count_min; /* a file with fewer is replaced; 0 = slot_count */
     uint32_t epoch;
     uint64_t incarnation;
+    uint64_t worker; /* incarnation for which it is opened: a file that another maps is replaced */
+    uint32_t boot;   /* of the host: a file of another one is replaced; 0 = unknown */
 };
 
 struct km_arena_report { /* what opening found and did */
@@ -43,6 +45,7 @@ struct km_arena_report { /* what opening found and did */
     char reason[ERR_DETAIL_BYTES];          /* why it was replaced */
     uint32_t blocks_freed;                  /* adopted: WRITING before */
     uint32_t headers_broken;                /* adopted: CRC, state or epoch was wrong */
+    uint32_t data_broken;                   /* adopted: committed, but the data are others */
     uint32_t blocks_found, snapshots_found; /* adopted: still COMMITTED */
 };
 
@@ -53,11 +56,11 @@ struct km_arena_found { /* what an adopted file holds, blocks by rising position
 };
 
 /* Adopts the file at path, or makes it.  A good file of the same layout and model, with enough
- * slots, is adopted under the new epoch: WRITING becomes FREE, sound COMMITTED headers stay and
- * are told by km_arena_found, others become FREE.  A bad or foreign file is replaced.  Refused,
- * and left alone: a symbolic link, a directory or other special file, another owner's file
- * (ERR_UNSUPPORTED), one in use (ERR_BUSY), an arena too small for the geometry (ERR_NOMEM,
- * with the numbers), an impossible geometry (ERR_INVALID). */
+ * slots, is adopted under the new epoch: WRITING becomes FREE, sound COMMITTED headers with the
+ * data that they were sealed for stay and are told by km_arena_found, others become FREE.  A bad
+ * or foreign file is replaced.  Refused, and left alone: a symbolic link, a directory or other
+ * special file, another owner's file (ERR_UNSUPPORTED), one in use (ERR_BUSY), an arena too small
+ * for the geometry (ERR_NOMEM, with the numbers), an impossible geometry (ERR_INVALID). */
 MUST_USE enum err km_arena_open(const struct km_arena_options *options, struct km_arena **ret_arena,
                                 struct km_arena_report *ret_report, struct err_detail *detail);
 void km_arena_close(struct km_arena **arena_p); /* the file stays */
@@ -67,6 +70,8 @@ struct km_arena_found km_arena_found(const struct km_arena *a);
 void km_arena_found_drop(struct km_arena *a);
 /* The file, for reads and writes of data pages by kvmgr's I/O thread; owned by the arena. */
 int km_arena_fd(const struct km_arena *a);
+/* Whether the worker of that incarnation has the file mapped; true also if that is not known. */
+bool km_arena_held(const struct km_arena *a, uint64_t incarnation);
 uint64_t km_arena_headers_repaired(const struct km_arena *a);
 
 /* State changes, each sealed with our epoch and CRC.  Indices are CHECKed. */

@@ -11,6 +11,9 @@
 #include <unistd.h>
 
 #include "lib/base/check.h"
+#include "lib/base/hash.h"
+
+#define SUM_PIECE_BYTES 65536u
 
 static const char *kind_of(mode_t mode)
 {
@@ -128,6 +131,22 @@ enum err km_arena_file_write(int fd, uint64_t at, const void *bytes, size_t coun
         at += (uint64_t)put;
         count -= (size_t)put;
     }
+    return ERR_OK;
+}
+
+enum err km_arena_file_sum(int fd, uint64_t at, uint64_t count, uint32_t *ret_sum)
+{
+    uint8_t piece[SUM_PIECE_BYTES];
+    uint32_t sum = 0;
+    while (count > 0) {
+        size_t some = count < sizeof(piece) ? (size_t)count : sizeof(piece);
+        TRY(km_arena_file_read(fd, at, piece, some));
+        struct hash128 h = hash_xxh3_once(piece, some);
+        sum = hash_crc32c(sum, &h, sizeof(h));
+        at += some;
+        count -= some;
+    }
+    *ret_sum = sum != 0 ? sum : 1;
     return ERR_OK;
 }
 

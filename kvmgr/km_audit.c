@@ -76,6 +76,15 @@ static void chains_count(struct chains *c, uint32_t block_tokens, struct km_audi
 
 /* --- headers */
 
+struct header_table {
+    uint64_t at;
+    uint32_t count;
+    uint64_t data_at, data_bytes;
+    bool (*sound)(const void *header);
+    uint32_t (*data_crc)(const void *header);
+    void (*add)(struct km_audit *audit, struct chains *chains, const void *header);
+};
+
 static void audit_block(struct km_audit *audit, struct chains *chains, const void *bytes)
 {
     struct kv_block_header h;
@@ -114,6 +123,36 @@ static void audit_slot(struct km_audit *audit, struct chains *chains, const void
     audit->epochs_ahead += h.epoch > audit->superblock.epoch;
 }
 
+/* A header that changed meanwhile says nothing about the data that were read. */
+static void audit_data(int fd, const struct header_table *table, uint32_t index, const void *header,
+                       struct km_audit *audit)
+{
+    uint8_t again[KV_HEADER_BYTES];
+    uint32_t said = table->data_crc(header), sum;
+    if (said == 0 || km_arena_file_sum(fd, table->data_at + index * table->data_bytes,
+                                       table->data_bytes, &sum) != ERR_OK)
+        return;
+    if (sum != said &&
+        km_arena_file_read(fd, table->at + (uint64_t)index * KV_HEADER_BYTES, again,
+                           sizeof(again)) == ERR_OK &&
+        memcmp(again, header, sizeof(again)) == 0)
+        audit->data_broken++;
+}
+
+static uint32_t block_crc(const void *header)
+{
+    struct kv_block_header h;
+    memcpy(&h, header, sizeof(h));
+    return h.state == KV_COMMITTED && kv_block_header_check(&h) == ERR_OK ? h.data_crc : 0;
+}
+
+static uint32_t slot_crc(const void *header)
+{
+    struct kv_slot_header h;
+    memcpy(&h, header, sizeof(h));
+    return h.state == KV_COMMITTED && kv_slot_header_check(&h) == ERR_OK ? h.data_crc : 0;
+}
+
 static bool block_sound(const void *header)
 {
     struct kv_block_header h;
@@ -127,13 +166,6 @@ static bool slot_sound(const void *header)
     memcpy(&h, header, sizeof(h));
     return km_arena_header_unused(&h) || kv_slot_header_check(&h) == ERR_OK;
 }
-
-struct header_table {
-    uint64_t at;
-    uint32_t count;
-    bool (*sound)(const void *header);
-    void (*add)(struct km_audit *audit, struct chains *chains, const void *header);
-};
 
 /* A running kvmgr may be in the middle of a header: one that looks broken is read again. */
 static enum err audit_headers(int fd, const struct header_table *table, struct km_audit *audit,
@@ -151,6 +183,7 @@ static enum err audit_headers(int fd, const struct header_table *table, struct k
                 TRY(km_arena_file_read(fd, at + (uint64_t)i * KV_HEADER_BYTES, header,
                                        KV_HEADER_BYTES));
             table->add(audit, chains, header);
+            audit_data(fd, table, done + i, header, audit);
         }
     }
     return ERR_OK;
@@ -177,9 +210,20 @@ enum err km_audit_read(const char *path, struct km_audit *ret_audit, struct err_
     enum err e = superblock_read(fd, file_bytes, &audit.superblock, &layout, detail);
     if (e != ERR_OK)
         goto out;
-    struct header_table blocks = {layout.block_headers_at, layout.block_count, block_sound,
+    struct header_table blocks = {layout.block_headers_at,
+                                  layout.block_count,
+                                  layout.blocks_at,
+                                  layout.block_bytes,
+                                  block_sound,
+                                  block_crc,
                                   audit_block};
-    struct header_table slots = {layout.slot_headers_at, layout.slot_count, slot_sound, audit_slot};
+    struct header_table slots = {layout.slot_headers_at,
+                                 layout.slot_count,
+                                 layout.slots_at,
+                                 layout.slot_bytes,
+                                 slot_sound,
+                                 slot_crc,
+                                 audit_slot};
     chains.blocks = calloc(layout.block_count, sizeof(*chains.blocks));
     chains.order = calloc(layout.block_count, sizeof(*chains.order));
     chains.snapshots = calloc(layout.slot_count, sizeof(*chains.snapshots));
@@ -218,7 +262,8 @@ bool km_audit_sound(const struct km_audit *audit)
 bool km_audit_chained(const struct km_audit *audit)
 {
     CHECK(audit->chained + audit->unchained == audit->blocks_by_state[KV_COMMITTED]);
-    return audit->unchained == 0 && audit->doubled == 0 && audit->snapshots_stray == 0;
+    return audit->unchained == 0 && audit->doubled == 0 && audit->snapshots_stray == 0 &&
+           audit->data_broken == 0;
 }
 
 static void print_states(FILE *out, const char *what, uint64_t unused, const uint64_t by_state[3])
@@ -251,6 +296,7 @@ void km_audit_print(FILE *out, const char *path, const struct km_audit *audit)
             " twice\nsnapshots: %" PRIu64 " of blocks in chains, %" PRIu64 " stray\n",
             audit->chained, audit->unchained, audit->doubled, audit->snapshots,
             audit->snapshots_stray);
+    fprintf(out, "data other than committed: %" PRIu64 "\n", audit->data_broken);
     fprintf(out,
             "sum: %" PRIu64 " free + %" PRIu64 " committed + %" PRIu64 " leased = %" PRIu64
             " of %u: %s\n",

@@ -22,6 +22,7 @@ struct km_audit {
      * twice; snapshots that belong to a reachable block, and those that do not. */
     uint64_t chained, unchained, doubled;
     uint64_t snapshots, snapshots_stray;
+    uint64_t data_broken; /* committed, but their data (padding too) are not what was committed */
 };
 
 /* ERR_OK even with broken headers; anything else: no arena there, or none to be trusted. */
@@ -29,7 +30,8 @@ MUST_USE enum err km_audit_read(const char *path, struct km_audit *ret_audit,
                                 struct err_detail *detail);
 bool km_audit_sound(
     const struct km_audit *audit); /* headers whole, free + cached + leased = total */
-/* Every committed block is part of a chain, once, and every snapshot belongs to one.  Beside a
+/* Every committed block is part of a chain, once, every snapshot belongs to one, and their data
+ * are what was committed: nobody wrote where he must not.  Beside a
  * kvmgr that works, a change may be caught in the middle: look again then. */
 bool km_audit_chained(const struct km_audit *audit);
 void km_audit_print(FILE *out, const char *path, const struct km_audit *audit);

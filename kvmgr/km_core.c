@@ -135,38 +135,71 @@ struct km_worker *core_worker(struct km_core *core, const struct km_peer *peer)
     CHECK(peer->count <= KM_PEER_BYTES_MAX);
     for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
         struct km_worker *w = &core->workers[i];
-        if (w->used && w->peer.count == peer->count &&
+        if (w->used && !w->replaced && w->peer.count == peer->count &&
             memcmp(w->peer.bytes, peer->bytes, peer->count) == 0)
             return w;
     }
     return NULL;
 }
 
-static uint32_t core_free_worker_leases(struct km_core *core, const struct km_worker *w)
+/* How many leases a worker holds; with `end` they are ended. */
+static uint32_t worker_leases(struct km_core *core, const struct km_worker *w, bool end)
 {
-    uint32_t owner = (uint32_t)(w - core->workers), freed = 0;
+    uint32_t owner = (uint32_t)(w - core->workers), count = 0;
     CHECK(owner < KM_WORKERS_MAX);
     if (!core->pool)
         return 0;
     uint32_t slots = km_pool_counts(core->pool).slots_total;
     for (uint32_t i = 0; i < slots; i++) {
         struct km_lease *lease = km_pool_lease_at(core->pool, i);
-        if (lease && lease->owner == owner) {
+        if (!lease || lease->owner != owner)
+            continue;
+        count++;
+        if (end)
             core_free_lease(core, lease, KM_RELEASE_LOST);
-            freed++;
-        }
     }
-    core->stats.leases_expired += freed;
+    core->stats.leases_expired += end ? count : 0;
+    return count;
+}
+
+static uint32_t core_forget_worker(struct km_core *core, struct km_worker *w)
+{
+    CHECK(w->used && core->stats.workers >= (w->replaced ? 0u : 1u));
+    uint32_t freed = worker_leases(core, w, true);
+    core_grants_revoke(core, w);
+    core->stats.workers -= w->replaced ? 0 : 1;
+    *w = (struct km_worker){0};
     return freed;
 }
 
-static void core_forget_worker(struct km_core *core, struct km_worker *w)
+uint32_t km_core_suspects(const struct km_core *core, const struct km_peer *asker,
+                          uint64_t incarnation, uint64_t ret[KM_WORKERS_MAX])
 {
-    CHECK(w->used && core->stats.workers > 0);
-    (void)core_free_worker_leases(core, w);
-    core_grants_revoke(core, w);
-    *w = (struct km_worker){0};
-    core->stats.workers--;
+    CHECK_OBJ(core, KM_CORE_MAGIC);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
+        const struct km_worker *w = &core->workers[i];
+        bool named = asker && w->peer.count == asker->count &&
+                     memcmp(w->peer.bytes, asker->bytes, asker->count) == 0;
+        if (w->used && (w->lost || named) && !(asker && w->incarnation == incarnation))
+            ret[count++] = w->incarnation;
+    }
+    return count;
+}
+
+static void core_gone(struct km_core *core, struct km_actions *actions, uint64_t incarnation)
+{
+    for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
+        struct km_worker *w = &core->workers[i];
+        if (!w->used || w->incarnation != incarnation)
+            continue;
+        uint32_t worker_id = w->worker_id;
+        core_trace(core, actions, "worker gone", worker_id, core_forget_worker(core, w), "");
+    }
+    if (!core->pool)
+        return;
+    core_tell_hungry(core, actions);
+    core_grants_offer(core, actions);
 }
 
 /* Puts what differs into the text; false if an arena of the first serves the second. */
@@ -218,24 +251,24 @@ static void attach_refuse(struct km_core *core, struct km_actions *actions,
     core_trace(core, actions, "attach refused", 0, 0, core->text);
 }
 
-/* A free entry, else one of a worker that is lost; counted as used. */
+/* A free entry, counted as used; NULL: there is none. */
 static struct km_worker *worker_entry(struct km_core *core)
 {
-    struct km_worker *found = NULL;
     for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
-        struct km_worker *w = &core->workers[i];
-        if (!w->used || (w->lost && !found))
-            found = w;
-        if (!w->used)
-            break;
+        if (core->workers[i].used)
+            continue;
+        core->stats.workers++;
+        return &core->workers[i];
     }
-    if (!found)
-        return NULL;
-    if (found->used)
-        core_forget_worker(core, found);
-    CHECK(!found->used);
-    core->stats.workers++;
-    return found;
+    return NULL;
+}
+
+/* Another process has its name: what it may still write to stays its own until it is gone. */
+static void worker_replaced(struct km_core *core, struct km_worker *w)
+{
+    CHECK(w->used && !w->replaced && core->stats.workers > 0);
+    w->lost = w->replaced = true;
+    core->stats.workers--;
 }
 
 /* The arena fits: registers the worker and answers. */
@@ -246,12 +279,9 @@ static void attach_accept(struct km_core *core, struct km_actions *actions,
     CHECK(core->pool != NULL);
     struct km_worker *w = core_worker(core, peer);
     bool fresh = !w || w->incarnation != attach->incarnation;
-    uint32_t freed = 0;
-    if (w && fresh) {
-        freed = core_free_worker_leases(core, w);
-        core_grants_revoke(core, w);
-    }
-    if (!w)
+    if (w && fresh)
+        worker_replaced(core, w);
+    if (fresh)
         w = worker_entry(core);
     if (!w) {
         snprintf(core->text, sizeof(core->text), "%u workers are attached, no more fit",
@@ -286,7 +316,7 @@ static void attach_accept(struct km_core *core, struct km_actions *actions,
         .granted = core->granted,
     };
     if (fresh)
-        core_trace(core, actions, "worker attached", attach->worker_id, freed, "");
+        core_trace(core, actions, "worker attached", attach->worker_id, 0, "");
 }
 
 static const struct km_worker *other_worker(const struct km_core *core, const struct km_worker *w)
@@ -294,6 +324,18 @@ static const struct km_worker *other_worker(const struct km_core *core, const st
     for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
         if (core->workers[i].used && !core->workers[i].lost && &core->workers[i] != w)
             return &core->workers[i];
+    }
+    return NULL;
+}
+
+/* Whoever is not heard, but may still write to the arena's file. */
+static const struct km_worker *silent_worker(const struct km_core *core,
+                                             const struct km_worker *asker, uint64_t incarnation)
+{
+    for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
+        const struct km_worker *w = &core->workers[i];
+        if (w->used && w->incarnation != incarnation && (w->lost || w == asker))
+            return w;
     }
     return NULL;
 }
@@ -327,6 +369,7 @@ static void core_attach(struct km_core *core, struct km_actions *actions,
         .state_bytes = attach->state_bytes,
         .model_fp = attach->model_fp,
         .slot_count = attach->seqs_max + core->options.slots_spare,
+        .worker = attach->incarnation,
     };
     struct km_worker *w = core_worker(core, peer);
     const struct km_worker *other = other_worker(core, w);
@@ -344,11 +387,19 @@ static void core_attach(struct km_core *core, struct km_actions *actions,
             attach_accept(core, actions, peer, attach, m);
             return;
         }
+        const struct km_worker *silent = silent_worker(core, w, attach->incarnation);
+        if (!differs && silent) { /* the same file would be taken anew */
+            snprintf(core->text, sizeof(core->text),
+                     "worker-%u is silent and has the arena: no more slots before it is gone",
+                     silent->worker_id);
+            attach_refuse(core, actions, peer, m, ERR_BUSY);
+            return;
+        }
     }
     /* Whoever else is known is lost: it must attach to the new arena. */
     for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
         if (core->workers[i].used)
-            core_forget_worker(core, &core->workers[i]);
+            (void)core_forget_worker(core, &core->workers[i]);
     }
     core->geometry = want;
     core->pending = true;
@@ -425,10 +476,9 @@ static void core_tick(struct km_core *core, struct km_actions *actions, bool sto
         struct km_worker *w = &core->workers[i];
         if (!w->used || w->lost || core->now_us - w->heard_us < core->options.silence_us_max)
             continue;
-        uint32_t freed = core_free_worker_leases(core, w);
         w->lost = true;
         core->stats.workers_lost++;
-        core_trace(core, actions, "worker silent", w->worker_id, freed, "");
+        core_trace(core, actions, "worker silent", w->worker_id, worker_leases(core, w, false), "");
     }
     if (!core->pool)
         return;
@@ -436,12 +486,27 @@ static void core_tick(struct km_core *core, struct km_actions *actions, bool sto
     core_tier_tick(core, actions);
 }
 
+/* Not a later process behind the same name, which has to attach first. */
+static bool is_itself(const struct km_core *core, const struct km_worker *w, const struct msg *m)
+{
+    if (m->type == MSG_KV_ATTACH)
+        return m->u.kv_attach.incarnation == w->incarnation;
+    if (m->type == MSG_KV_PING)
+        return m->u.kv_ping.incarnation == w->incarnation;
+    return !core_epoch_stale(core, m);
+}
+
 static void core_message(struct km_core *core, struct km_actions *actions,
                          const struct km_event *event)
 {
     struct km_worker *w = core_worker(core, &event->u.msg.peer);
-    if (w)
+    if (w && is_itself(core, w, event->u.msg.msg)) {
         w->heard_us = core->now_us;
+        if (w->lost)
+            core_trace(core, actions, "worker back", w->worker_id, worker_leases(core, w, false),
+                       "");
+        w->lost = false;
+    }
     switch (event->u.msg.msg->type) {
     case MSG_KV_ATTACH:
         core_attach(core, actions, event);
@@ -505,8 +570,11 @@ void km_core_step(struct km_core *core, const struct km_event *event,
     case KM_EVENT_STORE_OBJECTS:
         core_store_objects(core, event);
         break;
+    case KM_EVENT_WORKER_GONE:
+        core_gone(core, ret_actions, event->u.gone);
+        break;
     case KM_EVENT_FLUSH:
-        core_flush(core);
+        core_flush(core, event->u.flush_begins);
         break;
     }
     frees_end(core);

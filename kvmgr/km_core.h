@@ -5,9 +5,10 @@
  * taken at create and when an arena is attached.  Pure: time and the arena come in as events.
  *
  * A worker with a new incarnation, or one that kvmgr does not know, must attach first; it is sent a
- * KvState before the refusal, so that it sees whom it talks to.  A worker that was silent loses its
- * leases and is lost: it may not open or extend until a ping of it names none of the leases that it
- * lost.  Else it could be given blocks twice: once by the lease it still believes in.
+ * KvState before the refusal, so that it sees whom it talks to.  A worker that was silent, or whose
+ * name another process took, keeps its leases and grants while it has the arena mapped: it may wake
+ * up in the middle of a step and write.  They end with KM_EVENT_WORKER_GONE; a silent one that is
+ * heard again goes on with them.
  *
  * Cached blocks, snapshots, eviction: km_core_cache.c; the NVMe tier: km_core_tier.c. */
 #ifndef KVMGR_KM_CORE_H
@@ -51,9 +52,8 @@ struct km_core_stats { /* running totals but for workers */
     uint64_t attaches, attaches_refused, workers_lost;
     uint64_t opens, opens_full, extends, extends_full;
     uint64_t commits, blocks_committed, snapshots, releases, adopts;
-    uint64_t leases_expired; /* freed by silence, a new incarnation, or not being named */
+    uint64_t leases_expired; /* freed as their worker is gone, or did not name them */
     uint64_t stale;          /* of an old epoch, or naming a lease that is gone */
-    uint64_t waits;          /* opens of lost workers, answered with ERR_KV_FULL */
     uint64_t refused;        /* against the rules: gaps, bounds, unexpected types */
     /* Opens by what the cache gave them. */
     uint64_t hits;         /* everything that may be reused */
@@ -83,6 +83,11 @@ void km_core_step(struct km_core *core, const struct km_event *event,
 /* Answers are ready that did not fit into the step: step again, with KM_EVENT_STORE_DONE of
  * none. */
 bool km_core_more(const struct km_core *core);
+
+/* Incarnations of workers of which it is to be found out whether they still have the arena mapped:
+ * lost ones, and the one whose name the asker takes (NULL: nobody asks). */
+uint32_t km_core_suspects(const struct km_core *core, const struct km_peer *asker,
+                          uint64_t incarnation, uint64_t ret[KM_WORKERS_MAX]);
 
 const struct km_core_stats *km_core_stats(const struct km_core *core);
 struct km_pool_counts km_core_counts(const struct km_core *core); /* zeros before an attach */

@@ -159,6 +159,8 @@ void core_snapshot(struct km_core *core, struct km_actions *actions, const struc
         e = snapshot_keep(core, actions, lease->owner, s);
         if (e != ERR_OK)
             core->stats.snapshots_refused++;
+        else
+            core_session_note(core, actions, lease, s->token_count, 0);
     }
     if (w && core->pool && !w->lost)
         granted = core_grants(core, actions, w);

@@ -104,11 +104,6 @@ static enum err open_check(struct km_core *core, const struct km_event *event,
         return ERR_EPOCH;
     }
     CHECK(core->pool != NULL);
-    if (w->lost) {
-        core->stats.waits++;
-        snprintf(core->text, sizeof(core->text), "silent for too long: a ping must come first");
-        return ERR_KV_FULL;
-    }
     uint32_t total = core->arena.block_count;
     if (open->blocks_wanted == 0) {
         snprintf(core->text, sizeof(core->text), "blocks_wanted: 0");
@@ -347,7 +342,7 @@ static void give_way(struct km_core *core, struct km_actions *actions, const str
         return;
     for (uint32_t i = 0; i < slots; i++) {
         struct km_lease *lease = km_pool_lease_at(core->pool, i);
-        if (!lease)
+        if (!lease || core->workers[lease->owner].lost)
             continue;
         if (lease->reclaimed)
             return; /* one at a time */
@@ -425,6 +420,29 @@ static void lease_restored(struct km_core *core, struct km_lease *lease)
     lease->restore = KM_NONE;
 }
 
+void core_session_note(struct km_core *core, struct km_actions *actions,
+                       const struct km_lease *lease, uint32_t snapshot_tokens, uint64_t pin_us)
+{
+    CHECK(lease->id != 0);
+    if (lease->sid[0] == '\0' || !lease->mapped)
+        return;
+    memcpy(core->session_sid, lease->sid, sizeof(core->session_sid));
+    core_act(core, actions, KM_ACTION_SESSION)->u.session =
+        (struct km_session_change){.sid = core->session_sid,
+                                   .lease = lease->id,
+                                   .snapshot_tokens = snapshot_tokens,
+                                   .pin_us = pin_us};
+}
+
+/* Tokens up to the last boundary of a chain whose state is kept. */
+static uint32_t kept_tokens(const struct km_core *core, uint32_t tail)
+{
+    const struct km_index *ix = km_pool_index(core->pool);
+    while (tail != KM_NONE && km_index_node(ix, tail)->snapshot == KM_NONE)
+        tail = km_index_node(ix, tail)->parent;
+    return tokens_to(core, tail);
+}
+
 /* The first commit of a lease with a shared front tells its session's map of the front too. */
 static void commit_session(struct km_core *core, struct km_actions *actions, struct km_lease *lease,
                            const struct km_committed *done, const uint32_t *blocks,
@@ -442,20 +460,23 @@ static void commit_session(struct km_core *core, struct km_actions *actions, str
         .blocks = blocks,
         .hashes = hashes,
         .token_count = token_count,
+        .snapshot_tokens = kept_tokens(core, lease->chain_tail),
     };
     uint32_t total = done->first + done->count;
-    if (!lease->mapped && done->first > 0 && total <= KM_LOAD_BLOCKS_MAX) {
+    if (!lease->mapped && done->first > 0) {
         const struct km_index *ix = km_pool_index(core->pool);
         uint32_t block = lease->chain_tail;
         for (uint32_t i = total; i > 0; i--) {
             const struct km_node *n = km_index_node(ix, block);
             CHECK(n->position == i - 1);
-            core->hashes[i - 1] = n->hash;
-            core->front_blocks[i - 1] = block;
+            if (i <= KM_SESSION_BLOCKS_MAX) {
+                core->hashes[i - 1] = n->hash;
+                core->front_blocks[i - 1] = block;
+            }
             block = n->parent;
         }
         change.first_block = 0;
-        change.count = total;
+        change.count = total < KM_SESSION_BLOCKS_MAX ? total : KM_SESSION_BLOCKS_MAX;
         change.blocks = core->front_blocks;
         change.hashes = core->hashes;
     }
@@ -517,6 +538,9 @@ void core_release(struct km_core *core, struct km_actions *actions, const struct
     if (!lease)
         return;
     uint32_t before = km_core_leases(core);
+    if (release->keep)
+        core_session_note(core, actions, lease, kept_tokens(core, lease->chain_tail),
+                          core->options.pin_us);
     core_free_lease(core, lease, release->keep ? KM_RELEASE_KEEP : KM_RELEASE_DROP);
     CHECK(km_core_leases(core) + 1 == before);
     core->stats.releases++;
@@ -547,10 +571,6 @@ static void ping_reconcile(struct km_core *core, struct km_actions *actions,
         } else if (++gone <= KM_RECLAIMS_MAX) {
             ping_reclaim(core, actions, event, ping->leases[i]);
         }
-    }
-    if (w->lost && gone == 0) {
-        w->lost = false;
-        core_trace(core, actions, "worker back", w->worker_id, 0, "");
     }
     uint32_t slots = km_pool_counts(core->pool).slots_total, freed = 0;
     for (uint32_t i = 0; i < slots; i++) {

@@ -9,10 +9,13 @@
 #include "kvmgr/km_core.h"
 #include "kvmgr/km_evict.h"
 #include "kvmgr/km_tier.h"
+#include "lib/base/check.h"
 
 #define KM_CORE_MAGIC      0x4b4d434fu
 #define KM_LOADS_MAX       32u   /* opens that wait for the tier */
 #define KM_LOAD_BLOCKS_MAX 8192u /* blocks read for one open */
+
+STATIC_CHECK(KM_LOAD_BLOCKS_MAX <= KM_SESSION_BLOCKS_MAX);
 
 struct km_worker {
     bool used;
@@ -20,8 +23,9 @@ struct km_worker {
     uint32_t worker_id;
     uint64_t incarnation;
     uint64_t heard_us;
-    bool lost;   /* was silent: holds no lease, may not open */
-    bool hungry; /* was refused for want of blocks: told when there are some */
+    bool lost;     /* was silent, or another process has its name: it keeps what it may write to */
+    bool replaced; /* the latter */
+    bool hungry;   /* was refused for want of blocks: told when there are some */
 };
 
 struct km_ask { /* an open, apart from the message it came in */
@@ -64,6 +68,7 @@ struct km_core {
     struct msg_kv_attach pending_attach;
 
     uint64_t ping_serial;
+    char session_sid[33];                                           /* behind an action's pointer */
     uint32_t slot_taken, slot_kept, snapshot_taken[MSG_GRANTS_MAX]; /* behind actions' pointers */
     uint32_t granted[MSG_GRANTS_MAX];
     struct km_action *frees_blocks, *frees_slots; /* first of every step, filled at its end */
@@ -75,11 +80,13 @@ struct km_core {
     uint64_t slots_starved_us; /* since when slots are asked for while the tier writes; 0 = not */
     uint64_t starved_us;       /* since when opens are refused while the tier writes; 0 = not */
     uint32_t store_inflight, store_count;
+    uint32_t flush_at, flush_count; /* in the pool's order */
+    uint64_t flush_bytes;           /* that may still be written */
     struct km_store_item store_items[KM_STORE_MAX];
     struct km_load loads[KM_LOADS_MAX];
-    bool more;                                 /* loads that ended wait for the next step */
-    struct hash128 hashes[KM_LOAD_BLOCKS_MAX]; /* behind an action's pointer */
-    uint32_t front_blocks[KM_LOAD_BLOCKS_MAX];
+    bool more;                                    /* loads that ended wait for the next step */
+    struct hash128 hashes[KM_SESSION_BLOCKS_MAX]; /* behind an action's pointer */
+    uint32_t front_blocks[KM_SESSION_BLOCKS_MAX];
 };
 
 struct km_action *core_act(struct km_core *core, struct km_actions *actions,
@@ -101,6 +108,9 @@ void core_send_state(struct km_core *core, struct km_actions *actions, const str
                      const struct msg *asked);
 /* KvState unasked, for the sake of its list of slots. */
 void core_send_grants(struct km_core *core, struct km_actions *actions, const struct km_peer *peer);
+/* Tells a session's map of a kept state (tokens up to there) or of a turn's end. */
+void core_session_note(struct km_core *core, struct km_actions *actions,
+                       const struct km_lease *lease, uint32_t snapshot_tokens, uint64_t pin_us);
 void core_taken(struct km_core *core, struct km_actions *actions, uint32_t count);
 
 void core_open(struct km_core *core, struct km_actions *actions, const struct km_event *event);
@@ -146,7 +156,7 @@ void core_store_state(struct km_core *core, struct km_actions *actions,
 void core_store_done(struct km_core *core, struct km_actions *actions,
                      const struct km_event *event);
 void core_store_objects(struct km_core *core, const struct km_event *event);
-void core_flush(struct km_core *core);
+void core_flush(struct km_core *core, bool begins);
 void core_tier_tick(struct km_core *core, struct km_actions *actions);
 void core_tier_reset(struct km_core *core); /* the arena goes: nothing is in flight any more */
 bool core_load_find(struct km_core *core, uint32_t owner, const struct msg_id *id,

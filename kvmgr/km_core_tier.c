@@ -4,6 +4,7 @@
  * flight.  A block or slot is referred to while one is. */
 #include "kvmgr/km_core_state.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "lib/base/check.h"
@@ -27,15 +28,25 @@ void core_store_add(struct km_core *core, enum km_store_op op, enum km_object_ki
     core->store_inflight++;
 }
 
+static uint32_t tokens_of(const struct km_core *core, const struct km_node *n)
+{
+    return (n->position + 1) * core->options.block_tokens;
+}
+
+/* Writes a block, or its snapshot from a slot. */
+static void store_write(struct km_core *core, enum km_object_kind kind, const struct km_node *n,
+                        uint32_t index)
+{
+    core_store_add(core, KM_STORE_WRITE, kind, &n->hash, index, tokens_of(core, n));
+    if (n->parent != KM_NONE)
+        core->store_items[core->store_count - 1].parent =
+            km_index_node(km_pool_index(core->pool), n->parent)->hash;
+}
+
 static bool tier_has(const struct km_core *core, enum km_object_kind kind,
                      const struct hash128 *hash)
 {
     return core->tier_on && km_tier_has(core->tier, kind, hash);
-}
-
-static uint32_t tokens_of(const struct km_core *core, const struct km_node *n)
-{
-    return (n->position + 1) * core->options.block_tokens;
 }
 
 bool core_stored(const struct km_core *core, uint32_t block)
@@ -43,6 +54,13 @@ bool core_stored(const struct km_core *core, uint32_t block)
     const struct km_node *n = km_index_node(km_pool_index(core->pool), block);
     return tier_has(core, KM_OBJECT_BLOCK, &n->hash) &&
            (n->snapshot == KM_NONE || tier_has(core, KM_OBJECT_SNAPSHOT, &n->hash));
+}
+
+/* What the tier has no place for; without room in flight it stays until the next start. */
+static void store_remove(struct km_core *core, enum km_object_kind kind, const struct hash128 *hash)
+{
+    if (core_store_room(core, 1))
+        core_store_add(core, KM_STORE_REMOVE, kind, hash, 0, 0);
 }
 
 static void tier_trim(struct km_core *core)
@@ -64,12 +82,14 @@ static bool node_write(struct km_core *core, uint32_t block)
 {
     struct km_index *ix = km_pool_index(core->pool);
     struct km_node *n = km_index_node(ix, block);
-    if (!core_store_room(core, 2))
+    if (!core_store_room(core, 2) ||
+        core->arena.object_bytes[KM_OBJECT_BLOCK] + core->arena.object_bytes[KM_OBJECT_SNAPSHOT] >
+            core->options.tier_bytes_max)
         return false;
     if (!n->storing && !tier_has(core, KM_OBJECT_BLOCK, &n->hash)) {
         n->storing = 1;
         km_index_ref(ix, block);
-        core_store_add(core, KM_STORE_WRITE, KM_OBJECT_BLOCK, &n->hash, block, tokens_of(core, n));
+        store_write(core, KM_OBJECT_BLOCK, n, block);
     }
     struct km_snap *s = n->snapshot != KM_NONE ? km_index_snap(ix, n->snapshot) : NULL;
     if (s && !s->storing && !tier_has(core, KM_OBJECT_SNAPSHOT, &n->hash)) {
@@ -77,8 +97,7 @@ static bool node_write(struct km_core *core, uint32_t block)
         s->refs++;
         /* The block stays while its snapshot is read. */
         km_index_ref(ix, block);
-        core_store_add(core, KM_STORE_WRITE, KM_OBJECT_SNAPSHOT, &n->hash, n->snapshot,
-                       tokens_of(core, n));
+        store_write(core, KM_OBJECT_SNAPSHOT, n, n->snapshot);
     }
     return true;
 }
@@ -140,10 +159,9 @@ static void write_done(struct km_core *core, const struct km_store_result *r)
     CHECK(memcmp(&km_index_node(ix, block)->hash, &r->item.hash, sizeof(r->item.hash)) == 0);
     if (r->code == ERR_OK && core->tier_on) {
         core->stats.writes++;
-        if (!km_tier_add(core->tier, (enum km_object_kind)r->item.kind, &r->item.hash, r->bytes) &&
-            core_store_room(core, 1))
-            core_store_add(core, KM_STORE_REMOVE, (enum km_object_kind)r->item.kind, &r->item.hash,
-                           0, 0);
+        if (!km_tier_add(core->tier, (enum km_object_kind)r->item.kind, &r->item.hash,
+                         &r->item.parent, r->bytes))
+            store_remove(core, (enum km_object_kind)r->item.kind, &r->item.hash);
     } else {
         core->stats.write_failures++;
     }
@@ -151,15 +169,74 @@ static void write_done(struct km_core *core, const struct km_store_result *r)
     leave(core, block);
 }
 
-void core_flush(struct km_core *core)
+/* --- the flush at the end */
+
+static int last_used_first(const void *x, const void *y, void *arg)
+{
+    const struct km_index *ix = arg;
+    uint32_t a = km_index_node(ix, *(const uint32_t *)x)->used;
+    uint32_t b = km_index_node(ix, *(const uint32_t *)y)->used;
+    return a < b ? 1 : a > b ? -1 : 0;
+}
+
+static void flush_begin(struct km_core *core)
+{
+    struct km_index *ix = km_pool_index(core->pool);
+    uint32_t *order = km_pool_scratch(core->pool)->order, count = 0;
+    for (uint32_t block = 0; block < core->arena.block_count; block++) {
+        if (km_index_node(ix, block)->state == KM_NODE_INDEXED && !core_stored(core, block))
+            order[count++] = block;
+    }
+    qsort_r(order, count, sizeof(*order), last_used_first, ix);
+    core->flush_at = 0;
+    core->flush_count = count;
+    core->flush_bytes = core->options.tier_bytes_max;
+}
+
+/* What a node adds to the tier. */
+static uint64_t node_bytes(const struct km_core *core, uint32_t block)
+{
+    const struct km_index *ix = km_pool_index(core->pool);
+    const struct km_node *n = km_index_node(ix, block);
+    uint64_t bytes = 0;
+    if (!n->storing && !tier_has(core, KM_OBJECT_BLOCK, &n->hash))
+        bytes += core->arena.object_bytes[KM_OBJECT_BLOCK];
+    if (n->snapshot != KM_NONE && !km_index_snap(ix, n->snapshot)->storing &&
+        !tier_has(core, KM_OBJECT_SNAPSHOT, &n->hash))
+        bytes += core->arena.object_bytes[KM_OBJECT_SNAPSHOT];
+    return bytes;
+}
+
+/* The bytes that a block and what it stands on add; what is beyond the bound is not counted. */
+static uint64_t chain_bytes(const struct km_core *core, uint32_t block)
+{
+    uint64_t bytes = 0;
+    for (; block != KM_NONE && bytes <= core->flush_bytes;
+         block = km_index_node(km_pool_index(core->pool), block)->parent)
+        bytes += node_bytes(core, block);
+    return bytes;
+}
+
+/* Last used first, whole chains, and no more than the tier holds: else what is written would push
+ * out what was written before, for ever. */
+void core_flush(struct km_core *core, bool begins)
 {
     if (!core->pool || !core->tier_on)
         return;
+    if (begins)
+        flush_begin(core);
     struct km_index *ix = km_pool_index(core->pool);
-    for (uint32_t block = 0; block < core->arena.block_count; block++) {
-        if (km_index_node(ix, block)->state == KM_NODE_INDEXED && !core_stored(core, block) &&
-            !node_write(core, block))
-            return;
+    for (; core->flush_at < core->flush_count; core->flush_at++) {
+        uint32_t block = km_pool_scratch(core->pool)->order[core->flush_at];
+        if (km_index_node(ix, block)->state != KM_NODE_INDEXED ||
+            chain_bytes(core, block) > core->flush_bytes)
+            continue;
+        for (; block != KM_NONE; block = km_index_node(ix, block)->parent) {
+            uint64_t bytes = node_bytes(core, block);
+            if (bytes > 0 && !node_write(core, block))
+                return;
+            core->flush_bytes -= bytes;
+        }
     }
 }
 
@@ -523,9 +600,11 @@ void core_store_objects(struct km_core *core, const struct km_event *event)
     for (uint32_t i = 0; i < event->u.store_objects.count && core->tier_on; i++) {
         const struct km_store_object *o = &event->u.store_objects.objects[i];
         CHECK(o->kind <= KM_OBJECT_SNAPSHOT);
-        (void)km_tier_add(core->tier, (enum km_object_kind)o->kind, &o->hash, o->bytes);
+        if (!km_tier_found(core->tier, (enum km_object_kind)o->kind, &o->hash, &o->parent,
+                           o->bytes))
+            store_remove(core, (enum km_object_kind)o->kind, &o->hash);
+        tier_trim(core);
     }
-    tier_trim(core);
 }
 
 bool core_snapshot_wanted(const struct km_core *core, uint32_t slot)
@@ -607,6 +686,7 @@ void core_tier_reset(struct km_core *core)
     memset(core->loads, 0, sizeof(core->loads));
     core->tier_on = false;
     core->starved_us = 0;
+    core->flush_at = core->flush_count = 0;
     if (core->tier)
         km_tier_clear(core->tier);
 }

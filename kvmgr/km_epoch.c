@@ -12,6 +12,31 @@
 
 #define PATH_BYTES 1024
 
+/* Whether `other` may move the epoch on; then it does. */
+static bool epoch_follow(uint32_t *epoch, uint32_t other)
+{
+    if (other <= *epoch)
+        return true;
+    if (other - *epoch > KM_EPOCH_REACH || other >= KM_EPOCH_MAX)
+        return false;
+    *epoch = other;
+    return true;
+}
+
+enum err km_epoch_choose(uint32_t local, uint32_t arena, uint32_t redis,
+                         struct km_epoch_choice *ret, struct err_detail *detail)
+{
+    uint32_t epoch = local;
+    if (local >= KM_EPOCH_MAX)
+        return err_set(detail, ERR_UNSUPPORTED,
+                       "kv-epoch: %u is the last one; remove that file from state_dir", local);
+    struct km_epoch_choice choice = {.arena_ignored = !epoch_follow(&epoch, arena)};
+    choice.redis_ignored = !epoch_follow(&epoch, redis);
+    choice.epoch = epoch + 1;
+    *ret = choice;
+    return ERR_OK;
+}
+
 static enum err epoch_path(const char *state_dir, uint32_t id, const char *suffix,
                            char ret_path[PATH_BYTES], struct err_detail *detail)
 {

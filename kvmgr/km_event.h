@@ -14,10 +14,11 @@
 #include "lib/base/hash.h"
 #include "proto/msg.h"
 
-#define KM_PEER_BYTES_MAX 32
-#define KM_ACTIONS_MAX    64u
-#define KM_RECLAIMS_MAX   16u  /* KvReclaim per KvPing */
-#define KM_STORE_MAX      256u /* operations of the tier in flight, and in one action */
+#define KM_PEER_BYTES_MAX     32
+#define KM_ACTIONS_MAX        64u
+#define KM_RECLAIMS_MAX       16u    /* KvReclaim per KvPing */
+#define KM_SESSION_BLOCKS_MAX 65536u /* of one session's map; later ones are left out */
+#define KM_STORE_MAX          256u   /* operations of the tier in flight, and in one action */
 
 struct km_peer { /* routing id of a worker: "worker-0" */
     uint8_t count;
@@ -31,7 +32,8 @@ enum km_event_type {
     KM_EVENT_STORE_STATE,   /* the tier came up, or is off from now on */
     KM_EVENT_STORE_DONE,    /* operations that ended */
     KM_EVENT_STORE_OBJECTS, /* found by the re-index */
-    KM_EVENT_FLUSH,         /* write what is cached to the tier; repeated until nothing is left */
+    KM_EVENT_WORKER_GONE,   /* a silent or replaced worker has the arena mapped no more */
+    KM_EVENT_FLUSH,         /* write what is cached to the tier; repeated until nothing is asked */
 };
 
 struct km_found_block { /* a committed header of an adopted arena */
@@ -50,6 +52,7 @@ struct km_arena_result { /* answer to KM_ACTION_ARENA_OPEN */
     uint64_t arena_bytes;
     struct hash128 layout_fp;
     uint32_t block_count, slot_count;
+    uint64_t object_bytes[2]; /* of a file of the tier, by enum km_object_kind, uncompressed */
     /* What survived in it, blocks by rising position; the core frees what does not fit. */
     uint32_t found_count, found_snapshot_count;
     const struct km_found_block *found;
@@ -64,6 +67,7 @@ struct km_store_item {
     uint32_t index; /* block or slot of the arena; REMOVE: none */
     uint32_t token_count;
     struct hash128 hash;
+    struct hash128 parent; /* of a block that is written, the one before it in its chain */
 };
 struct km_store_result {
     struct km_store_item item;
@@ -72,7 +76,7 @@ struct km_store_result {
 };
 struct km_store_object {
     uint32_t kind;
-    struct hash128 hash;
+    struct hash128 hash, parent;
     uint64_t bytes;
 };
 
@@ -85,7 +89,9 @@ struct km_event {
             const struct msg *msg;
         } msg;
         struct km_arena_result arena;
-        bool stood_still; /* of a tick: this process was stopped since the last one */
+        uint64_t gone;     /* its incarnation */
+        bool flush_begins; /* of the first flush */
+        bool stood_still;  /* of a tick: this process was stopped since the last one */
         struct {
             bool on;
         } store_state;
@@ -108,10 +114,12 @@ struct km_arena_wanted {
     uint64_t state_bytes;
     struct hash128 model_fp;
     uint32_t slot_count; /* at least */
+    uint64_t worker;     /* incarnation of the one that attaches */
 };
 
-struct km_session_change { /* blocks of a session's chain were committed */
-    const char *sid;       /* 32 hex characters */
+/* Blocks of a session's chain were committed; count 0: its state was kept, or its turn ended. */
+struct km_session_change {
+    const char *sid; /* 32 hex characters */
     struct hash128 salt;
     struct msg_id request;
     uint64_t lease;
@@ -120,6 +128,8 @@ struct km_session_change { /* blocks of a session's chain were committed */
     const uint32_t *blocks;       /* [count] */
     const struct hash128 *hashes; /* [count] */
     uint32_t token_count;
+    uint32_t snapshot_tokens; /* of the last boundary whose state is kept */
+    uint64_t pin_us;          /* count 0: from now on; 0 = as before */
 };
 
 enum km_action_type {

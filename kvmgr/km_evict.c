@@ -22,7 +22,9 @@ enum km_class km_evict_class(const struct km_pool *p, uint32_t block)
     if (!s)
         return KM_CLASS_PLAIN;
     const struct km_tenant *t = km_sessions_tenant(p->sessions, s);
-    if ((p->options.session_blocks_max > 0 && s->blocks > p->options.session_blocks_max) ||
+    static const struct hash128 nameless; /* those without a key are no one session */
+    bool named = memcmp(&s->sid, &nameless, sizeof(nameless)) != 0;
+    if ((named && p->options.session_blocks_max > 0 && s->blocks > p->options.session_blocks_max) ||
         (p->options.tenant_blocks_max > 0 && t->blocks > p->options.tenant_blocks_max))
         return KM_CLASS_SPENT;
     return s->pinned && s->pin_until_us > p->now_us ? KM_CLASS_PINNED : KM_CLASS_PLAIN;

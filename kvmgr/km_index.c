@@ -30,7 +30,7 @@ STATIC_CHECK(sizeof(struct km_node) == 52);
 
 enum err km_index_create(const struct km_index_options *options, struct km_index **ret)
 {
-    CHECK(options->block_count > 0 && options->block_count < 1u << 23);
+    CHECK(options->block_count > 0 && options->block_count < KM_INDEX_BLOCKS_END);
     CHECK(options->block_tokens > 0);
     struct km_index *ix = calloc(1, sizeof(*ix));
     if (!ix)

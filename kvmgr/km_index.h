@@ -17,8 +17,9 @@
 #include "lib/base/err.h"
 #include "lib/base/hash.h"
 
-#define KM_NONE      UINT32_MAX
-#define KM_NO_HOLDER UINT16_MAX
+#define KM_NONE             UINT32_MAX
+#define KM_NO_HOLDER        UINT16_MAX
+#define KM_INDEX_BLOCKS_END (1u << 23) /* bits of km_node.children */
 
 enum km_node_state {
     KM_NODE_FREE = 0,    /* in the free list, or never used */

@@ -18,6 +18,7 @@
 #define WRITES_DEFAULT  16u
 #define RETRIES_MAX     3u
 #define KEYS            2
+#define PIN_TTL_MS      600000u /* a pinned map outlives its pin by this */
 
 /* Answers {1, gen} written, {0, epoch in Redis} refused, {2, gen in Redis} refused. */
 static const char write_script[] =
@@ -71,7 +72,8 @@ struct session {
     uint64_t lease;
     uint64_t gen; /* in Redis under our epoch, as far as we know */
     uint32_t retries;
-    uint32_t token_count;
+    uint32_t token_count, snapshot_tokens;
+    uint64_t pin_until_ms; /* 0 = not pinned */
     uint32_t entry_count, entry_capacity;
     uint8_t *entries; /* KM_MAP_ENTRY_BYTES each */
 };
@@ -259,14 +261,19 @@ static enum err session_write(struct km_map *m, struct session *s)
         .entry_count = s->entry_count,
         .entries = s->entries,
         .updated_ms = m->options.unix_ms(),
+        .snapshot_tokens = s->snapshot_tokens,
+        .pin_until_ms = s->pin_until_ms,
     };
+    uint64_t ttl_ms = m->options.ttl_ms;
+    if (s->pin_until_ms + PIN_TTL_MS > image.updated_ms + ttl_ms)
+        ttl_ms = s->pin_until_ms + PIN_TTL_MS - image.updated_ms;
     snprintf(sess_key, sizeof(sess_key), "%ssess:%s", m->prefix, s->sid);
     km_map_args_reset(args);
     km_map_args_text(args, m->epoch_key);
     km_map_args_text(args, sess_key);
     km_map_args_u64(args, m->options.epoch);
     km_map_args_u64(args, s->gen);
-    km_map_args_u64(args, m->options.ttl_ms);
+    km_map_args_u64(args, ttl_ms);
     km_map_args_u64(args, 2 * KM_MAP_FIELDS);
     km_map_image_fields(args, &image);
     TRY(km_map_image_chunks(args, &image));
@@ -487,11 +494,45 @@ static bool continues(const struct session *s, const struct km_session_change *c
     return memcmp(last, &c->parent, sizeof(c->parent)) == 0;
 }
 
+static void session_send(struct km_map *m, struct session *s)
+{
+    s->retries = 0;
+    s->dirty = true;
+    list_drop(m, LIST_LRU, index_of(m, s));
+    list_add(m, LIST_LRU, index_of(m, s));
+    if (!m->epoch_ready) {
+        if (m->stats.redis_epoch <= m->options.epoch)
+            epoch_raise(m);
+        if (!m->epoch_asked) /* else its answer sends the session off */
+            m->stats.dropped++;
+        return;
+    }
+    queue_add(m, s);
+    map_pump(m);
+}
+
+/* A state was kept, or the turn ended, of the lease whose chain the map holds. */
+static void session_note(struct km_map *m, struct session *s, const struct km_session_change *c)
+{
+    if (!s || s->lease != c->lease || s->entry_count == 0)
+        return;
+    uint64_t until_ms = c->pin_us > 0 ? m->options.unix_ms() + c->pin_us / 1000 : s->pin_until_ms;
+    if (c->snapshot_tokens == s->snapshot_tokens && until_ms == s->pin_until_ms)
+        return;
+    s->snapshot_tokens = c->snapshot_tokens;
+    s->pin_until_ms = until_ms;
+    session_send(m, s);
+}
+
 void km_map_commit(struct km_map *m, const struct km_session_change *c)
 {
     CHECK_OBJ(m, KM_MAP_MAGIC);
-    CHECK(strlen(c->sid) == 32 && c->count > 0);
+    CHECK(strlen(c->sid) == 32);
     struct session *s = session_find(m, c->sid);
+    if (c->count == 0) {
+        session_note(m, s, c);
+        return;
+    }
     if (!s && c->first_block == 0)
         s = session_add(m, c->sid);
     if (!s) { /* forgotten in the middle, or no room */
@@ -518,19 +559,8 @@ void km_map_commit(struct km_map *m, const struct km_session_change *c)
     s->salt = c->salt;
     s->request = c->request;
     s->token_count = c->token_count;
-    s->retries = 0;
-    s->dirty = true;
-    list_drop(m, LIST_LRU, index_of(m, s));
-    list_add(m, LIST_LRU, index_of(m, s));
-    if (!m->epoch_ready) {
-        if (m->stats.redis_epoch <= m->options.epoch)
-            epoch_raise(m);
-        if (!m->epoch_asked) /* else its answer sends the session off */
-            m->stats.dropped++;
-        return;
-    }
-    queue_add(m, s);
-    map_pump(m);
+    s->snapshot_tokens = c->snapshot_tokens;
+    session_send(m, s);
 }
 
 void km_map_tick(struct km_map *m)

@@ -9,8 +9,9 @@
  * Keys, all with prefix tandem:{<cluster>}: and never a session key, only its keyed hash `sid`:
  *   epoch:<pool>      the highest epoch any kvmgr of this pool had
  *   sess:<sid>        hash: epoch, incarnation, layout_fp, model_fp, salt, n_tokens, n_blocks,
- *                     tail_hash, kda_snap_pos, drafter_pos, tier, pin_until, gen, last_request,
- *                     updated_ms
+ *                     tail_hash, kda_snap_pos (tokens up to the last kept state), drafter_pos (0:
+ *                     nothing of it is kept), tier (0: in the arena when written), pin_until (Unix
+ *                     ms, 0 = none), gen, last_request, updated_ms
  *   sess:<sid>:b:<c>  string: epoch u64, gen u64, crc32c u32 of those 16 bytes and of what follows,
  *                     then 22 bytes a block {chain hash 16, block id u32, tier u8, flags u8} for
  *                     blocks [256 c, 256 c + 256); little-endian

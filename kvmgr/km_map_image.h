@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kvmgr/km_event.h"
 #include "lib/base/err.h"
 #include "lib/base/hash.h"
 #include "proto/msg.h"
@@ -15,7 +16,7 @@
 #define KM_MAP_CHUNK_BLOCKS 256u
 #define KM_MAP_ENTRY_BYTES  22u
 #define KM_MAP_HEADER_BYTES 20u
-#define KM_MAP_BLOCKS_MAX   65536u /* of one session; later blocks are left out */
+#define KM_MAP_BLOCKS_MAX   KM_SESSION_BLOCKS_MAX
 #define KM_MAP_FIELDS       15u
 #define KM_MAP_CHUNKS_MAX   (KM_MAP_BLOCKS_MAX / KM_MAP_CHUNK_BLOCKS)
 #define KM_MAP_ARGS_MAX     (16u + 2 * KM_MAP_FIELDS + KM_MAP_CHUNKS_MAX)
@@ -30,6 +31,8 @@ struct km_map_image {
     uint32_t entry_count;   /* >= 1 */
     const uint8_t *entries; /* KM_MAP_ENTRY_BYTES each */
     uint64_t updated_ms;
+    uint32_t snapshot_tokens;
+    uint64_t pin_until_ms;
 };
 
 /* Arguments of one command; texts of numbers and hashes lie inside, all else is borrowed. */

@@ -33,13 +33,14 @@ enum err km_pool_create(const struct km_pool_options *options, struct km_pool **
     p->entry_next = calloc(options->slot_count, sizeof(*p->entry_next));
     p->scratch.freed = calloc(options->block_count, sizeof(uint32_t));
     p->scratch.taken = calloc(options->block_count, sizeof(uint32_t));
+    p->scratch.order = calloc(options->block_count, sizeof(uint32_t));
     p->scratch.slots =
         calloc((size_t)options->slot_count + options->snapshot_count, sizeof(uint32_t));
     enum err e = km_index_create(&index, &p->index);
     if (e == ERR_OK)
         e = km_sessions_create(options->sessions_max, options->tenants_max, &p->sessions);
     if (e != ERR_OK || !p->leases || !p->entry_next || !p->scratch.freed || !p->scratch.taken ||
-        !p->scratch.slots) {
+        !p->scratch.order || !p->scratch.slots) {
         km_pool_destroy(&p);
         return ERR_NOMEM;
     }
@@ -62,6 +63,7 @@ void km_pool_destroy(struct km_pool **pool_p)
     free(p->entry_next);
     free(p->scratch.freed);
     free(p->scratch.taken);
+    free(p->scratch.order);
     free(p->scratch.slots);
     p->magic = 0;
     free(p);
@@ -181,9 +183,19 @@ static void pool_give(struct km_pool *p, uint32_t block)
     p->scratch.freed[p->scratch.freed_count++] = block;
 }
 
+/* block is used again: neither it nor what it stands on leaves. */
+static void pool_stay(struct km_pool *p, uint32_t block)
+{
+    while (block != KM_NONE && km_index_node(p->index, block)->leaving) {
+        km_pool_leaving(p, block, false);
+        block = km_index_node(p->index, block)->parent;
+    }
+}
+
 void pool_insert(struct km_pool *p, uint32_t block, const struct hash128 *hash, uint32_t parent,
                  enum km_node_state state, uint32_t session)
 {
+    pool_stay(p, parent);
     km_index_insert(p->index, block, hash, parent, state, p->ticks);
     km_index_node(p->index, block)->session = session;
     km_sessions_charge(p->sessions, session, 1);
@@ -434,6 +446,7 @@ static void commit_block(struct km_pool *p, struct km_lease *lease, uint32_t blo
         return;
     }
     n->superseded = 0;
+    pool_stay(p, known);
     km_index_touch(p->index, known, p->ticks);
     lease_hold(p, lease, known);
     lease->chain_tail = known;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvmgr/km_pool.h - which lease uses which block: free list, leases, shared fronts, their sums.
  *
- * Owned by kvmgr's loop thread.  Everything is taken at create: the index, the sessions, two words
- * of scratch a block, one lease entry a live state slot (a lease is a slot and its blocks, so entry
- * i owns slot i).  Pure: time comes in as now_us.  Blocks cost O(1) each, the heap's log n aside.
- * At every open, extend and release free + leased + cached = total is CHECKed.
+ * Owned by kvmgr's loop thread.  Everything is taken at create: the index, the sessions, three
+ * words of scratch a block, one lease entry a live state slot (a lease is a slot and its blocks, so
+ * entry i owns slot i).  Pure: time comes in as now_us.  Blocks cost O(1) each, the heap's log n
+ * aside.  At every open, extend and release free + leased + cached = total is CHECKed.
  *
  * A lease's chain is a shared front (indexed blocks that it refers to and never writes) and its own
  * blocks.  An own block is indexed when it is committed; if its hash is known already it stays a
@@ -78,6 +78,7 @@ struct km_pool_counts { /* free + leased + cached = total, for blocks */
 /* Room for the answers of one step of the core: every block freed and every block taken once. */
 struct km_pool_scratch {
     uint32_t *freed, *taken; /* [block_count] each */
+    uint32_t *order;         /* [block_count]: of a flush, kept over its steps */
     uint32_t *slots;         /* [live slots + snapshots]: freed */
     uint32_t freed_count, slots_count;
 };

@@ -114,7 +114,7 @@ void km_pool_audit(const struct km_pool *p)
     km_index_audit(p->index);
     uint32_t *refs = calloc(p->options.block_count, sizeof(*refs));
     CHECK(refs != NULL);
-    uint32_t held = 0, leases = 0, states[4] = {0}, owned = 0;
+    uint32_t held = 0, leases = 0, states[4] = {0}, owned = 0, leaving = 0;
     for (uint32_t i = 0; i < p->options.slot_count; i++) {
         if (p->leases[i].id == 0)
             continue;
@@ -127,8 +127,13 @@ void km_pool_audit(const struct km_pool *p)
         CHECK(refs[block] <= n->refs);
         if (n->state != KM_NODE_FREE && n->holder != KM_NO_HOLDER)
             owned++;
+        leaving += n->leaving;
+        CHECK(!n->leaving || n->state == KM_NODE_INDEXED);
+        if (n->state >= KM_NODE_INDEXED &&
+            n->parent != KM_NONE) /* what stays stands on something */
+            CHECK(n->leaving || !km_index_node(p->index, n->parent)->leaving);
     }
-    CHECK(owned == held);
+    CHECK(owned == held && leaving == p->leaving);
     CHECK(audit_free_list(p) == p->free_listed);
     CHECK(states[KM_NODE_FREE] == p->free_listed + p->options.block_count - p->fresh);
     CHECK(states[KM_NODE_PRIVATE] + km_index_count(p->index) == p->used);

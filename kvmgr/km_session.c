@@ -70,7 +70,7 @@ uint64_t km_sessions_bytes(const struct km_sessions *t)
            (uint64_t)t->tenants_max * sizeof(*t->tenant_list);
 }
 
-/* The last entry stands for every tenant that came when the others were taken. */
+/* KM_NONE: all entries are in use. */
 static uint32_t tenant_use(struct km_sessions *t, const struct hash128 *salt)
 {
     uint32_t idle = KM_NONE;
@@ -83,7 +83,7 @@ static uint32_t tenant_use(struct km_sessions *t, const struct hash128 *salt)
     if (idle == KM_NONE && t->tenants < t->tenants_max)
         idle = t->tenants++;
     if (idle == KM_NONE)
-        return t->tenants_max - 1;
+        return KM_NONE;
     CHECK(t->tenant_list[idle].blocks == 0);
     t->tenant_list[idle] = (struct km_tenant){.salt = *salt};
     return idle;
@@ -170,6 +170,8 @@ uint32_t km_sessions_use(struct km_sessions *t, const struct hash128 *sid,
         return index;
     }
     uint32_t tenant = tenant_use(t, salt);
+    if (tenant == KM_NONE)
+        return KM_NONE;
     t->tenant_list[tenant].sessions++; /* so that taking an entry does not free the tenant's */
     index = entry_take(t);
     if (index == KM_NONE) {

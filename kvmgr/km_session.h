@@ -4,8 +4,8 @@
  * Owned by kvmgr's loop thread.  Everything is taken at create: about 80 bytes a session.  Pure.
  * A session is the keyed hash of its key under a tenant's salt; requests without a key share one
  * entry a tenant.  An entry that owns no block may be given to another session, the one used
- * longest ago first; while every entry owns blocks, newcomers go without (KM_NONE): they are served
- * and cached, but not pinned and not charged. */
+ * longest ago first; while every entry owns blocks, or every tenant's entry is in use, newcomers go
+ * without (KM_NONE): they are served and cached, but not pinned and not charged. */
 #ifndef KVMGR_KM_SESSION_H
 #define KVMGR_KM_SESSION_H
 

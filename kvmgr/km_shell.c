@@ -12,6 +12,7 @@
 #include "kvmgr/km_epoch.h"
 #include "kvmgr/km_map.h"
 #include "kvmgr/km_params.h"
+#include "kvmgr/km_store.h"
 #include "lib/base/arena.h"
 #include "lib/base/check.h"
 #include "lib/base/clock.h"
@@ -109,6 +110,8 @@ static struct km_arena_options arena_options(const struct km_shell *s,
         .slot_count_min = want->slot_count + (snapshots > 0 ? 1 : 0),
         .epoch = s->epoch,
         .incarnation = s->incarnation,
+        .worker = want->worker,
+        .boot = s->boot_id[0] ? hash_crc32c(0, s->boot_id, strlen(s->boot_id)) : 0,
     };
 }
 
@@ -119,6 +122,8 @@ static void arena_report(const struct km_shell *s, const struct km_arena_report 
         log_warn(KVMGR, "arena replaced", "path=%s reason=\"%s\"", s->arena_path, report->reason);
     if (report->headers_broken > 0)
         log_warn(KVMGR, "broken headers freed", "count=%u", report->headers_broken);
+    if (report->data_broken > 0)
+        log_warn(KVMGR, "damaged blocks freed", "count=%u", report->data_broken);
     log_info(KVMGR, report->adopted ? "arena adopted" : "arena made",
              "path=%s bytes=%" PRIu64
              " blocks=%u slots=%u freed=%u committed=%u snapshots=%u epoch=%u",
@@ -159,6 +164,7 @@ static struct km_arena_result arena_open(struct km_shell *s, const struct km_are
         .layout_fp = l->layout_fp,
         .block_count = l->block_count,
         .slot_count = l->slot_count,
+        .object_bytes = {l->block_bytes + KM_STORE_PAGE, l->slot_bytes + KM_STORE_PAGE},
     };
 }
 
@@ -261,6 +267,19 @@ void km_shell_step(struct km_shell *s, struct km_event event)
     km_shell_store_open(s);
 }
 
+/* Workers that are silent, or whose name the asker takes: those that can write no more are gone. */
+static void suspects_check(struct km_shell *s, const struct km_peer *asker, uint64_t incarnation)
+{
+    uint64_t who[KM_WORKERS_MAX];
+    uint32_t count = km_core_suspects(s->core, asker, incarnation, who);
+    for (uint32_t i = 0; i < count; i++) {
+        struct km_event event = {.type = KM_EVENT_WORKER_GONE};
+        event.u.gone = who[i];
+        if (!s->arena || !km_arena_held(s->arena, who[i]))
+            km_shell_step(s, event);
+    }
+}
+
 static void on_message(void *arg, const struct bus_peer *peer, const struct bus_frame *frames,
                        uint32_t frame_count)
 {
@@ -286,6 +305,8 @@ static void on_message(void *arg, const struct bus_peer *peer, const struct bus_
     event.u.msg.peer.count = peer->count;
     memcpy(event.u.msg.peer.bytes, peer->bytes, peer->count);
     event.u.msg.msg = &msg;
+    if (msg.type == MSG_KV_ATTACH)
+        suspects_check(s, &event.u.msg.peer, msg.u.kv_attach.incarnation);
     km_shell_step(s, event);
 }
 
@@ -298,6 +319,7 @@ static void on_tick(void *arg)
     event.u.stood_still = s->tick_us != 0 && now_us - s->tick_us > PAUSE_US_MIN;
     s->tick_us = now_us;
     km_shell_step(s, event);
+    suspects_check(s, NULL, 0);
     if (s->map) {
         km_map_tick(s->map);
         km_shell_state_show(s);
@@ -309,24 +331,27 @@ static void on_tick(void *arg)
 void km_shell_state_show(struct km_shell *s)
 {
     bool off = strcmp(s->params->redis, "off") == 0;
-    bool hints = off || (redis_up(s->redis) && !(s->map && km_map_stats(s->map)->refusing));
+    const struct km_map_stats *map = s->map ? km_map_stats(s->map) : NULL;
+    bool maps = !map || (!map->refusing && map->redis_epoch <= s->epoch);
+    bool hints = off || (redis_up(s->redis) && maps);
     if (s->begun && !s->failed && !s->stopping)
         status_set_state(s->status, hints && s->store_text[0] == '\0' ? "ready" : "degraded");
 }
 
 static enum err epoch_choose(struct km_shell *s, uint32_t redis_epoch, struct err_detail *detail)
 {
-    uint32_t epoch = s->epoch_local;
     uint32_t in_arena = km_audit_epoch(s->arena_path);
-    if (redis_epoch > epoch)
-        epoch = redis_epoch;
-    if (in_arena > epoch)
-        epoch = in_arena;
-    if (epoch >= KM_EPOCH_MAX)
-        return err_set(detail, ERR_UNSUPPORTED,
-                       "epochs are used up: %u on disk, %u in redis, %u in the arena",
-                       s->epoch_local, redis_epoch, in_arena);
-    s->epoch = epoch + 1;
+    struct km_epoch_choice choice;
+    TRY(km_epoch_choose(s->epoch_local, in_arena, redis_epoch, &choice, detail));
+    if (choice.redis_ignored)
+        log_error(KVMGR, "epoch in redis is ignored",
+                  "reason=\"too far beyond the one on disk; remove its key\" redis=%u local=%u",
+                  redis_epoch, s->epoch_local);
+    if (choice.arena_ignored)
+        log_error(KVMGR, "epoch in the arena is ignored",
+                  "reason=\"too far beyond the one on disk\" arena=%u local=%u", in_arena,
+                  s->epoch_local);
+    s->epoch = choice.epoch;
     return km_epoch_write(s->params->state_dir, s->params->id, s->epoch, detail);
 }
 
@@ -408,9 +433,10 @@ static void on_epoch(void *arg, enum err e, const struct redis_value *value)
     if (e != ERR_OK)
         return; /* the timer decides */
     if (value->type == REDIS_STRING &&
-        (!text_to_u64(value->text, value->bytes, &epoch) || epoch >= KM_EPOCH_MAX)) {
-        log_warn(KVMGR, "epoch in redis is unusable", "text=\"%.*s\"", (int)(value->bytes & 31),
-                 value->text);
+        (!text_to_u64(value->text, value->bytes, &epoch) || epoch > UINT32_MAX)) {
+        log_error(KVMGR, "epoch in redis is ignored",
+                  "reason=\"no epoch; remove its key\" text=\"%.*s\"",
+                  (int)(value->bytes < 31 ? value->bytes : 31), value->text);
         epoch = 0;
     }
     begin(s, (uint32_t)epoch, "redis");

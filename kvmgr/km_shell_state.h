@@ -64,7 +64,8 @@ struct km_shell {
     struct km_store_object objects[KM_SHELL_RESULTS];
     struct loop_timer *stop_timer; /* runs while what is cached is written before the end */
     bool stopping;
-    bool flushing; /* the operator wants what is cached written; the process goes on */
+    bool flushing;     /* the operator wants what is cached written; the process goes on */
+    bool flush_begins; /* the next flush is the first of its kind: see km_event.h */
     struct hash128 model_fp;
     struct km_actions actions;
     uint64_t malformed, unsent, repaired;

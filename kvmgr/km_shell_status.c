@@ -77,7 +77,6 @@ static void metrics_core(struct km_shell *s)
         {KM_METRIC_workers_lost, c->workers_lost},
         {KM_METRIC_opens, c->opens},
         {KM_METRIC_opens_full, c->opens_full},
-        {KM_METRIC_opens_wait, c->waits},
         {KM_METRIC_extends, c->extends},
         {KM_METRIC_extends_full, c->extends_full},
         {KM_METRIC_commits, c->commits},

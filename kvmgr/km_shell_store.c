@@ -3,6 +3,7 @@
  * the process ends. */
 #include "kvmgr/km_shell_state.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 
 #include "kvmgr/km_params.h"
@@ -45,18 +46,23 @@ static void results_step(struct km_shell *s, uint32_t *results, uint32_t *object
     *results = *objects = 0;
 }
 
+static void flush_step(struct km_shell *s)
+{
+    struct km_event flush = {.type = KM_EVENT_FLUSH, .u.flush_begins = s->flush_begins};
+    s->flush_begins = false;
+    km_shell_step(s, flush);
+}
+
 static void stop_go_on(struct km_shell *s)
 {
     if (!s->stopping)
         return;
-    if (!s->store || !km_core_cache(s->core).tier_on || km_core_unwritten(s->core) == 0) {
-        loop_stop(s->loop);
+    if (s->store && km_core_cache(s->core).writes_waiting == 0)
+        flush_step(s);
+    if (s->store && km_core_cache(s->core).writes_waiting > 0)
         return;
-    }
-    if (km_core_cache(s->core).writes_waiting == 0)
-        km_shell_step(s, (struct km_event){.type = KM_EVENT_FLUSH});
-    if (km_core_cache(s->core).writes_waiting == 0) /* what is left cannot be written */
-        loop_stop(s->loop);
+    log_info(KVMGR, "written to the tier", "blocks_left=%u", km_core_unwritten(s->core));
+    loop_stop(s->loop);
 }
 
 static void flush_go_on(struct km_shell *s)
@@ -64,7 +70,7 @@ static void flush_go_on(struct km_shell *s)
     if (!s->flushing || s->stopping || km_core_cache(s->core).writes_waiting > 0)
         return;
     if (s->store && km_core_cache(s->core).tier_on && km_core_unwritten(s->core) > 0)
-        km_shell_step(s, (struct km_event){.type = KM_EVENT_FLUSH});
+        flush_step(s);
     s->flushing = km_core_cache(s->core).writes_waiting > 0; /* else all that can be is written */
 }
 
@@ -72,6 +78,7 @@ void km_shell_flush(struct km_shell *s)
 {
     CHECK_OBJ(s, KM_SHELL_MAGIC);
     s->flushing = s->core != NULL;
+    s->flush_begins = true;
     flush_go_on(s);
 }
 
@@ -133,6 +140,11 @@ void km_shell_store_open(struct km_shell *s)
         off_say(s, detail.text);
         return;
     }
+    const struct kv_layout *l = options.layout;
+    if (l->block_bytes + l->slot_bytes + 2 * KM_STORE_PAGE > s->params->kv_store_bytes)
+        log_warn(KVMGR, "tier too small",
+                 "reason=\"kv_store_bytes: a block and a snapshot take %" PRIu64 "\"",
+                 l->block_bytes + l->slot_bytes + 2 * KM_STORE_PAGE);
     s->store_text[0] = '\0';
     log_info(KVMGR, "tier on", "dir=%s", s->params->kv_store_dir);
     km_shell_state_show(s);
@@ -168,6 +180,7 @@ void km_shell_stop(struct km_shell *s)
         return;
     }
     s->stopping = true;
+    s->flush_begins = true;
     if (!s->stop_timer)
         s->stop_timer = loop_timer_create(s->loop, on_stop_timer, s);
     loop_timer_start(s->stop_timer, STOP_US, false);

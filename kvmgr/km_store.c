@@ -29,7 +29,7 @@
 #define PIECE_BYTES    (1u << 20) /* copied at a time: between pieces the thread may be stopped */
 #define SHARDS         256u
 
-STATIC_CHECK(sizeof(struct km_store_footer) == 96);
+STATIC_CHECK(sizeof(struct km_store_footer) == 112);
 
 struct km_store {
     uint32_t magic;
@@ -49,6 +49,8 @@ struct km_store {
     uint8_t *raw, *packed; /* page-aligned */
     size_t raw_bytes, packed_bytes;
     uint64_t temp_serial;
+    struct listed *listed;
+    size_t listed_count, listed_max;
     ZSTD_CCtx *compress;
     ZSTD_DCtx *expand;
 };
@@ -149,6 +151,7 @@ static uint64_t object_pack(struct km_store *s, const struct km_store_item *it, 
         .magic = KM_STORE_MAGIC_FILE,
         .version = KM_STORE_VERSION,
         .hash = it->hash,
+        .parent = it->parent,
         .layout_fp = s->layout.layout_fp,
         .model_fp = s->options.model_fp,
         .kind = it->kind,
@@ -212,20 +215,27 @@ static enum err op_write(struct km_store *s, const struct km_store_item *it, uin
     return ERR_OK;
 }
 
+/* Whether a footer is that of an object of ours, in a file of so many bytes. */
+static bool footer_good(const struct km_store *s, const struct km_store_footer *f, uint32_t kind,
+                        const struct hash128 *hash, uint64_t bytes)
+{
+    uint64_t raw_bytes = data_bytes(s, kind);
+    return f->magic == KM_STORE_MAGIC_FILE && f->version == KM_STORE_VERSION &&
+           f->crc == hash_crc32c(0, f, offsetof(struct km_store_footer, crc)) &&
+           memcmp(&f->hash, hash, sizeof(*hash)) == 0 &&
+           memcmp(&f->layout_fp, &s->layout.layout_fp, sizeof(f->layout_fp)) == 0 &&
+           memcmp(&f->model_fp, &s->options.model_fp, sizeof(f->model_fp)) == 0 &&
+           f->kind == kind && f->raw_bytes == raw_bytes && f->zstd <= 1 &&
+           f->stored_bytes <= raw_bytes && padded(f->stored_bytes) + KM_STORE_PAGE == bytes;
+}
+
 /* The file's bytes are in s->packed: checks them and leaves the raw data in s->raw. */
 static enum err object_unpack(struct km_store *s, const struct km_store_item *it, uint64_t bytes)
 {
     struct km_store_footer f;
     uint64_t raw_bytes = data_bytes(s, it->kind);
     memcpy(&f, s->packed + bytes - KM_STORE_PAGE, sizeof(f));
-    if (f.magic != KM_STORE_MAGIC_FILE || f.version != KM_STORE_VERSION ||
-        f.crc != hash_crc32c(0, &f, offsetof(struct km_store_footer, crc)))
-        return ERR_CORRUPT;
-    if (memcmp(&f.hash, &it->hash, sizeof(f.hash)) != 0 ||
-        memcmp(&f.layout_fp, &s->layout.layout_fp, sizeof(f.layout_fp)) != 0 ||
-        memcmp(&f.model_fp, &s->options.model_fp, sizeof(f.model_fp)) != 0 || f.kind != it->kind ||
-        f.token_count != it->token_count || f.raw_bytes != raw_bytes || f.zstd > 1 ||
-        f.stored_bytes > raw_bytes || padded(f.stored_bytes) + KM_STORE_PAGE != bytes)
+    if (!footer_good(s, &f, it->kind, &it->hash, bytes) || f.token_count != it->token_count)
         return ERR_CORRUPT;
     if (f.data_crc != hash_crc32c(0, s->packed, f.stored_bytes))
         return ERR_CORRUPT;
@@ -260,6 +270,8 @@ static enum err op_read(struct km_store *s, const struct km_store_item *it)
             turn_off(s, "cannot be read", path, errno);
         else if (e == ERR_OK)
             e = object_unpack(s, it, (uint64_t)st.st_size);
+        if (e == ERR_OK)
+            (void)futimens(fd, NULL); /* the order of use, for the next start */
     }
     close(fd);
     if (e == ERR_CORRUPT)
@@ -314,6 +326,66 @@ static bool found_tell(struct km_store *s, const struct km_store_object *o)
     return true;
 }
 
+struct listed { /* an object's file, before its footer is read */
+    struct km_store_object object;
+    struct timespec used;
+};
+
+static int newest_first(const void *x, const void *y)
+{
+    const struct timespec *a = &((const struct listed *)x)->used;
+    const struct timespec *b = &((const struct listed *)y)->used;
+    if (a->tv_sec != b->tv_sec)
+        return a->tv_sec < b->tv_sec ? 1 : -1;
+    return a->tv_nsec < b->tv_nsec ? 1 : a->tv_nsec > b->tv_nsec ? -1 : 0;
+}
+
+static bool list_add(struct km_store *s, const struct km_store_object *o, const struct stat *st)
+{
+    if (s->listed_count == s->listed_max) {
+        size_t max = s->listed_max > 0 ? 2 * s->listed_max : 1024;
+        struct listed *more = realloc(s->listed, max * sizeof(*more));
+        if (!more)
+            return false;
+        s->listed = more;
+        s->listed_max = max;
+    }
+    s->listed[s->listed_count++] = (struct listed){*o, st->st_mtim};
+    return true;
+}
+
+/* Tells what was listed, last used first; files without a good footer go. */
+static void listed_tell(struct km_store *s)
+{
+    if (s->listed_count > 0)
+        qsort(s->listed, s->listed_count, sizeof(*s->listed), newest_first);
+    bool stop = atomic_load(&s->stop);
+    for (size_t i = 0; i < s->listed_count && !stop; i++) {
+        struct km_store_object *o = &s->listed[i].object;
+        struct km_store_footer f;
+        char path[800];
+        object_path(s, o->kind, &o->hash, path, sizeof(path));
+        int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        if (fd < 0)
+            continue; /* removed meanwhile */
+        bool good = o->bytes >= KM_STORE_PAGE &&
+                    km_arena_file_read(fd, o->bytes - KM_STORE_PAGE, &f, sizeof(f)) == ERR_OK &&
+                    footer_good(s, &f, o->kind, &o->hash, o->bytes);
+        (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        close(fd);
+        if (good) {
+            o->parent = f.parent;
+            stop = !found_tell(s, o);
+        } else {
+            (void)unlink(path);
+        }
+        stop = stop || ops_run(s);
+    }
+    free(s->listed);
+    s->listed = NULL;
+    s->listed_count = s->listed_max = 0;
+}
+
 /* Lists one folder of objects, or empties it.  Operations that come meanwhile go first. */
 static void shard_walk(struct km_store *s, const char *path, bool remove_all)
 {
@@ -333,7 +405,7 @@ static void shard_walk(struct km_store *s, const char *path, bool remove_all)
             (void)unlinkat(dirfd(d), entry->d_name, 0);
         } else {
             o.bytes = (uint64_t)st.st_size;
-            stop = !found_tell(s, &o);
+            stop = !list_add(s, &o, &st);
         }
         stop = stop || ops_run(s);
     }
@@ -383,6 +455,7 @@ static void *store_thread(void *arg)
     struct km_store *s = arg;
     CHECK_OBJ(s, KM_STORE_MAGIC);
     base_walk(s, s->base, false);
+    listed_tell(s);
     s->options.wake(s->options.wake_arg);
     others_remove(s);
     while (!ops_run(s))
@@ -486,6 +559,7 @@ void km_store_close(struct km_store **store_p)
     ZSTD_freeDCtx(s->expand);
     free(s->raw);
     free(s->packed);
+    free(s->listed);
     s->magic = 0;
     mem_give(s);
     *store_p = NULL;

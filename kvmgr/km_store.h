@@ -8,7 +8,8 @@
  * One object a file: kv_store_dir/<layout and model, 32 hex>/<xx>/<chain hash, 32 hex>.b or .s,
  * data (raw or zstd) padded to 4096 bytes, then a footer page {hash, layout, model, lengths, CRCs}.
  * A file is written under a temporary name, synced and renamed: it is whole or it is not there.
- * O_DIRECT where the file system takes it.  Folders of other layouts and models are removed.
+ * At start the footers are read, newest file first; a read renews a file's time.  O_DIRECT where
+ * the file system takes it.  Folders of other layouts and models are removed.
  *
  * Disk full or an I/O error turns the tier off until the next start: KM_STORE_OFF, with a text. */
 #ifndef KVMGR_KM_STORE_H
@@ -22,7 +23,7 @@
 #include "lib/base/hash.h"
 
 #define KM_STORE_MAGIC_FILE 0x534b4454u /* "TDKS" */
-#define KM_STORE_VERSION    1u
+#define KM_STORE_VERSION    2u
 #define KM_STORE_PAGE       4096u
 
 struct km_store;
@@ -30,9 +31,9 @@ struct kv_layout;
 
 struct km_store_footer { /* little-endian; the rest of its page is zero */
     uint32_t magic, version;
-    struct hash128 hash, layout_fp, model_fp;
-    uint32_t kind; /* enum km_object_kind */
-    uint32_t zstd; /* 1: the data are one zstd frame */
+    struct hash128 hash, parent, layout_fp, model_fp; /* parent: of a block, the one before it */
+    uint32_t kind;                                    /* enum km_object_kind */
+    uint32_t zstd;                                    /* 1: the data are one zstd frame */
     uint32_t token_count;
     uint32_t reserved;
     uint64_t raw_bytes, stored_bytes;

@@ -12,10 +12,9 @@
 #define LAYERS_MAX       1024u
 #define BLOCK_TOKENS_MAX 65536u
 #define RANKS_MAX        8u
-#define STATE_BYTES_MAX  (1ull << 34)
 #define ARENA_BYTES_MAX  (1ull << 46)
 #define BLOCK_BYTES_MAX  (1ull << 34)
-#define COUNT_MAX        (1u << 24) /* blocks, slots */
+#define SLOTS_MAX        (1u << 24)
 
 STATIC_CHECK(sizeof(struct kv_superblock) == 128);
 STATIC_CHECK(sizeof(struct kv_superblock) <= KV_SUPERBLOCK_BYTES);
@@ -39,7 +38,7 @@ STATIC_CHECK(offsetof(struct kv_superblock, rank) == 100);
 STATIC_CHECK(offsetof(struct kv_superblock, ranks) == 104);
 STATIC_CHECK(offsetof(struct kv_superblock, interleave) == 108);
 STATIC_CHECK(offsetof(struct kv_superblock, state_bytes) == 112);
-STATIC_CHECK(offsetof(struct kv_superblock, reserved) == 120);
+STATIC_CHECK(offsetof(struct kv_superblock, boot) == 120);
 STATIC_CHECK(offsetof(struct kv_superblock, crc) == 124);
 
 STATIC_CHECK(sizeof(struct kv_block_header) == KV_HEADER_BYTES);
@@ -107,7 +106,7 @@ static enum err geometry_check(const struct kv_geometry *g, struct err_detail *d
     if (g->rank >= g->ranks)
         return err_set(detail, ERR_INVALID, "rank: %u of %u", g->rank, g->ranks);
     IN_RANGE(interleave, 1, g->block_tokens);
-    IN_RANGE(state_bytes, 1, STATE_BYTES_MAX);
+    IN_RANGE(state_bytes, 1, KV_STATE_BYTES_MAX);
     if (g->interleave % g->index_kpool != 0)
         return err_set(detail, ERR_INVALID, "interleave: %u, not a multiple of index_kpool %u",
                        g->interleave, g->index_kpool);
@@ -186,12 +185,12 @@ enum err kv_layout_plan(const struct kv_geometry *g, uint64_t arena_bytes, uint3
     if (arena_bytes > ARENA_BYTES_MAX)
         return err_set(detail, ERR_INVALID, "arena_bytes: %llu is above %llu",
                        (unsigned long long)arena_bytes, ARENA_BYTES_MAX);
-    if (slot_count < 1 || slot_count > COUNT_MAX)
+    if (slot_count < 1 || slot_count > SLOTS_MAX)
         return err_set(detail, ERR_INVALID, "slot_count: %u is outside 1..%u", slot_count,
-                       COUNT_MAX);
+                       SLOTS_MAX);
     TRY(sizes_fill(g, &l, detail));
     /* Size grows with the count: the largest that fits is found by halving. */
-    uint32_t fits = 0, above = COUNT_MAX + 1;
+    uint32_t fits = 0, above = KV_BLOCKS_MAX + 2;
     while (above - fits > 1) {
         uint32_t middle = fits + (above - fits) / 2;
         offsets_fill(&l, middle, slot_count);
@@ -206,6 +205,12 @@ enum err kv_layout_plan(const struct kv_geometry *g, uint64_t arena_bytes, uint3
                        (unsigned long long)arena_bytes, slot_count,
                        (unsigned long long)l.arena_bytes);
     }
+    if (fits > KV_BLOCKS_MAX)
+        return err_set(
+            detail, ERR_INVALID,
+            "arena_bytes: %llu hold more than %u blocks of %u tokens: lower it, or raise "
+            "block_tokens",
+            (unsigned long long)arena_bytes, KV_BLOCKS_MAX, g->block_tokens);
     offsets_fill(&l, fits, slot_count);
     CHECK(l.arena_bytes <= arena_bytes);
     *ret_layout = l;
@@ -258,8 +263,8 @@ enum err kv_superblock_check(const struct kv_superblock *s, uint64_t file_bytes,
     };
     if (geometry_check(&g, detail) != ERR_OK || sizes_fill(&g, &l, detail) != ERR_OK)
         return ERR_CORRUPT;
-    if (s->block_count < 1 || s->block_count > COUNT_MAX || s->slot_count < 1 ||
-        s->slot_count > COUNT_MAX)
+    if (s->block_count < 1 || s->block_count > KV_BLOCKS_MAX || s->slot_count < 1 ||
+        s->slot_count > SLOTS_MAX)
         return err_set(detail, ERR_CORRUPT, "superblock counts: %u blocks, %u slots",
                        s->block_count, s->slot_count);
     offsets_fill(&l, s->block_count, s->slot_count);

@@ -18,6 +18,8 @@
 #define KV_SUPERBLOCK_BYTES 4096u
 #define KV_HEADER_BYTES     64u
 #define KV_PAGE_BYTES       4096u
+#define KV_BLOCKS_MAX       ((1u << 23) - 1)
+#define KV_STATE_BYTES_MAX  (1ull << 34)
 
 enum kv_dtype { KV_F32 = 1, KV_BF16 = 2, KV_FP8 = 3 };
 enum kv_block_state { KV_FREE = 0, KV_WRITING = 1, KV_COMMITTED = 2 };
@@ -45,7 +47,7 @@ uint64_t kv_latent_row_bytes(uint32_t dtype, uint32_t dim);
 uint64_t kv_index_row_bytes(uint32_t dtype, uint32_t dim);
 
 /* As many blocks as fit in arena_bytes beside slot_count slots.  ERR_INVALID for an impossible
- * geometry, ERR_NOMEM when not even one block fits. */
+ * geometry or more than KV_BLOCKS_MAX blocks, ERR_NOMEM when not even one block fits. */
 MUST_USE enum err kv_layout_plan(const struct kv_geometry *g, uint64_t arena_bytes,
                                  uint32_t slot_count, struct kv_layout *ret_layout,
                                  struct err_detail *detail);
@@ -60,8 +62,8 @@ struct kv_superblock { /* at offset 0; rest of the 4096 bytes is zero */
     uint32_t dsa_layers, latent_dim, index_dim, index_kpool;
     uint32_t block_tokens, kv_dtype, index_dtype, rank, ranks, interleave;
     uint64_t state_bytes;
-    uint32_t reserved;
-    uint32_t crc; /* crc32c of all bytes before it */
+    uint32_t boot; /* crc32c of the host's boot id; 0 = unknown */
+    uint32_t crc;  /* crc32c of all bytes before it */
 };
 
 struct kv_block_header {
@@ -71,7 +73,7 @@ struct kv_block_header {
     uint32_t epoch;
     uint64_t generation;
     uint32_t position; /* index of the block in its chain */
-    uint32_t data_crc; /* 0 = not recorded */
+    uint32_t data_crc; /* when COMMITTED, of its data with padding: km_arena_file_sum; 0 = none */
     uint32_t reserved;
     uint32_t crc; /* crc32c of the 60 bytes before it */
 };
@@ -89,6 +91,13 @@ struct kv_slot_header {
     uint32_t reserved2;
     uint32_t crc;
 };
+
+/* Place of the byte that a worker holds a shared OFD lock on while it has the file mapped.  The
+ * kernel gives the lock up with the mapping, however the process ends. */
+static inline int64_t kv_lock_at(uint64_t incarnation)
+{
+    return (int64_t)(incarnation >> 1);
+}
 
 void kv_superblock_seal(struct kv_superblock *s); /* fills crc */
 void kv_block_header_seal(struct kv_block_header *h);

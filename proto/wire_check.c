@@ -231,6 +231,7 @@ static enum err attach_check(const struct msg *m, struct err_detail *detail)
         AT_LEAST("ranks", a->ranks, 1);
         if (a->rank >= a->ranks)
             REFUSE("rank: %u of %u", a->rank, a->ranks);
+        AT_MOST("state_bytes", a->state_bytes, KV_STATE_BYTES_MAX);
         return ERR_OK;
     }
     const struct msg_kv_attach_reply *r = &m->u.kv_attach_reply;

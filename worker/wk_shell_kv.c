@@ -111,6 +111,14 @@ static enum err arena_map(const struct wk_shell *s, const struct msg_kv_attach_r
         return err_set(detail, ERR_CORRUPT, "%.300s: size is not %" PRIu64, r->arena_path,
                        r->arena_bytes);
     }
+    /* Held as long as the mapping: while it is, kvmgr gives nobody else what this process may write
+     * to, however silent it is. */
+    struct flock lock = {
+        .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = kv_lock_at(s->incarnation), .l_len = 1};
+    if (fcntl(fd, F_OFD_SETLK, &lock) != 0) {
+        close(fd);
+        return err_set(detail, ERR_IO, "%.300s: lock: %s", r->arena_path, strerror(errno));
+    }
     void *base = mmap(NULL, r->arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (base == MAP_FAILED)

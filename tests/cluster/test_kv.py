@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The KV pool: what a second turn brings along, and what survives deaths, evictions, restarts."""
+import contextlib
+import json
 import os
 import random
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import threading
 import time
 
 import cluster
-from cluster import Cluster, parallel, wait_for
+from cluster import Cluster, Load, parallel, wait_for
 
 BLOCK = 16
 LONG = os.environ.get("TANDEM_LONG") == "1"
@@ -150,6 +154,75 @@ def test_turns_survive_kills():
         audit(c)
         kv = c.pool_settles()
         assert kv["blocks_free"] + kv["blocks_cached"] == kv["blocks_total"], kv
+
+
+@contextlib.contextmanager
+def second_worker(c):
+    """One more worker on the cluster's arena; its process."""
+    with open(os.path.join(c.run_dir, "worker-0.args"), encoding="utf-8") as f:
+        command = f.read().splitlines() + ["--id=1"]
+    with open(os.path.join(c.run_dir, "worker-1.log"), "wb") as log:
+        process = subprocess.Popen(command, cwd=cluster.ROOT, stdout=log, stderr=log,
+                                   stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(OSError):
+            process.send_signal(signal.SIGCONT)
+        process.terminate()
+        process.wait(30)
+
+
+def test_a_stopped_worker_corrupts_nobody():
+    """Stopped in the middle of its steps beyond every patience, a worker keeps the blocks that it
+    may write to when it wakes; others are served meanwhile, and every text is right."""
+    cases = sorted(cluster.greedy_cases(), key=lambda case: -len(case["ids"]))[:2]
+    talk = {"path": "/v1/completions", "return_token_ids": True, "temperature": 0,
+            "ignore_eos": True, "max_tokens": 600}
+    with Cluster(kvmgr__block_tokens=BLOCK) as c, second_worker(c) as stopped:
+        wait_for("two workers", 30, lambda: c.health("kvmgr")["workers"] == 2)
+        wait_for("both ready", 30, lambda: [w["usable"] for w in c.health(
+            "router")["workers"]] == [True, True])
+        right = [c.stream(case["prompt"], **talk).ids for case in cases]
+        for end in (signal.SIGCONT, signal.SIGKILL):
+            got, asked = {}, {}
+
+            def ask(n, got=got):
+                got[n] = c.stream(cases[n % 2]["prompt"], timeout=120, **talk)
+            for n in range(4):
+                asked[n] = threading.Thread(target=ask, args=(n,), daemon=True)
+                asked[n].start()
+            wait_for("both at work", 20, lambda: c.health("kvmgr")["leases"] >= 3)
+            wait_for("second at work", 20, lambda: json.loads(worker_page(c, 1))["seqs_live"] >= 1)
+            stopped.send_signal(signal.SIGSTOP)
+            wait_for("silent", 20, lambda: "worker silent" in c.log("kvmgr").split("worker back")[-1])
+            for thread in asked.values():        # the first worker takes over what the other had
+                thread.join(90)
+            held = [c.health("kvmgr")["leases"] for _ in range(5)]  # the canary's comes and goes
+            assert min(held) >= 1, held
+            with Load(c, 3) as load:
+                time.sleep(1)
+                stopped.send_signal(end)
+                load.wait_more(6)
+            for n in range(4):
+                assert got[n].done and got[n].error is None, (n, got[n].error, c.tails())
+                assert got[n].ids == right[n % 2], n
+            c.pool_settles()
+            audit(c)
+        c.ledger_settles()
+
+
+def worker_page(c, number):
+    with socket.socket(socket.AF_UNIX) as s:
+        s.settimeout(3)
+        s.connect(os.path.join(c.run_dir, f"worker-{number}.http"))
+        s.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        data = b""
+        while True:
+            piece = s.recv(65536)
+            if not piece:
+                return data.split(b"\r\n\r\n", 1)[1]
+            data += piece
 
 
 def test_kill_while_it_writes():

@@ -56,7 +56,9 @@ struct cw_world {
     uint32_t queued;
     bool tier_fails;
     struct km_session_change session;
-    uint32_t sessions;
+    uint32_t sessions, snapshot_tokens;
+    uint64_t pin_us;
+    uint64_t mapped; /* incarnation that has the arena mapped, however silent */
 };
 
 static inline struct hash128 cw_hash(const struct hash128 *parent, uint32_t token, uint32_t salt)
@@ -186,6 +188,7 @@ static inline struct km_arena_result cw_arena(struct cw_world *w)
                                 .arena_bytes = 1,
                                 .block_count = w->block_count,
                                 .slot_count = w->slot_count,
+                                .object_bytes = {8192, 8192},
                                 .found = found,
                                 .found_snapshots = snapshots};
     for (uint32_t i = 0; i < w->block_count; i++) {
@@ -245,8 +248,12 @@ static inline void cw_step(struct cw_world *w, struct km_event event)
                 cw_store(w, a);
                 break;
             case KM_ACTION_SESSION:
-                w->sessions++;
-                w->session = a->u.session;
+                w->snapshot_tokens = a->u.session.snapshot_tokens;
+                w->pin_us = a->u.session.pin_us;
+                if (a->u.session.count > 0) {
+                    w->sessions++;
+                    w->session = a->u.session;
+                }
                 break;
             case KM_ACTION_TRACE:
                 break;
@@ -259,8 +266,25 @@ static inline void cw_step(struct cw_world *w, struct km_event event)
     }
 }
 
+/* As the shell does: of those that are not heard, who has the arena mapped no more? */
+static inline void cw_suspects(struct cw_world *w, const struct km_peer *asker,
+                               uint64_t incarnation)
+{
+    uint64_t who[KM_WORKERS_MAX];
+    uint32_t count = km_core_suspects(w->core, asker, incarnation, who);
+    for (uint32_t i = 0; i < count; i++) {
+        struct km_event event = {.type = KM_EVENT_WORKER_GONE};
+        event.u.gone = who[i];
+        if (who[i] != w->mapped)
+            cw_step(w, event);
+    }
+}
+
 static inline void cw_send(struct cw_world *w, uint32_t peer, const struct msg *m)
 {
+    struct km_peer from = cw_peer(peer);
+    if (m->type == MSG_KV_ATTACH)
+        cw_suspects(w, &from, m->u.kv_attach.incarnation);
     struct km_event event = {.type = KM_EVENT_MSG};
     event.u.msg.peer = cw_peer(peer);
     event.u.msg.msg = m;
@@ -270,6 +294,7 @@ static inline void cw_send(struct cw_world *w, uint32_t peer, const struct msg *
 static inline void cw_tick(struct cw_world *w)
 {
     cw_step(w, (struct km_event){.type = KM_EVENT_TICK});
+    cw_suspects(w, NULL, 0);
 }
 
 /* --- the tier */
@@ -301,8 +326,9 @@ static inline struct km_store_result cw_store_do(struct cw_world *w, const struc
         if (w->tier_fails)
             r.code = ERR_IO;
         else
-            *o = (struct cw_object){
-                .used = true, .object = {it->kind, it->hash, r.bytes}, .content = *data};
+            *o = (struct cw_object){.used = true,
+                                    .object = {it->kind, it->hash, it->parent, r.bytes},
+                                    .content = *data};
         break;
     case KM_STORE_READ:
         if (w->tier_fails)

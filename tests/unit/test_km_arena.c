@@ -8,12 +8,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "kvmgr/km_arena.h"
 #include "kvmgr/km_audit.h"
 #include "kvmgr/km_event.h"
+#include "lib/base/check.h"
 #include "lib/base/rng.h"
 
 #define SLOTS 5u
@@ -321,6 +323,8 @@ static void foreign_files_are_replaced(void **state)
     expect_replaced(&o, "slots");
     o.slot_count = 2;
     expect_replaced(&o, "only 2 are needed");
+    o.epoch = 1;
+    expect_replaced(&o, "epoch 5 is later");
 }
 
 /* The old file keeps its bytes for whoever still maps it. */
@@ -506,6 +510,90 @@ static void one_bit_costs_one_block(void **state)
     }
 }
 
+/* One bit of the data, of their padding or of a snapshot: that block goes, and nothing else. */
+static void one_bit_of_data_costs_one_block(void **state)
+{
+    uint32_t found, snapshots;
+    for (uint32_t kind = 0; kind < 4; kind++) {
+        struct kv_layout l = make_chain();
+        uint64_t at = l.blocks_at + 30 * l.block_bytes;
+        if (kind == 1)
+            at += l.block_bytes - 1;
+        else if (kind == 2)
+            at = l.slots_at + (SLOTS - 1) * l.slot_bytes + 5;
+        else if (kind == 3)
+            at = l.blocks_at + 32 * l.block_bytes; /* nothing is committed there */
+        flip(at, 0x04);
+        struct km_audit audit = audit_now();
+        assert_int_equal(audit.data_broken, kind < 3);
+        assert_int_equal(km_audit_chained(&audit), kind == 3);
+        struct km_arena_report report = reopen(&found, &snapshots);
+        assert_int_equal(report.data_broken, kind < 3);
+        assert_int_equal(report.headers_broken, 0);
+        assert_int_equal(found, kind < 2 ? 5 : 6);
+        assert_int_equal(snapshots, kind != 2);
+        unlink(path);
+    }
+}
+
+/* What a stopped worker of the kvmgr before has mapped is not taken over under its hands. */
+static void a_file_that_others_map_is_replaced(void **state)
+{
+    static const uint64_t workers[] = {0, 77, UINT64_MAX};
+    for (size_t i = 0; i < ARRAY_COUNT(workers); i++) {
+        (void)make_used();
+        struct km_arena_options o = options_of(2);
+        struct km_arena_report report;
+        struct flock lock = {
+            .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = kv_lock_at(workers[i]), .l_len = 1};
+        int fd = open(path, O_RDWR | O_CLOEXEC);
+        assert_int_equal(fcntl(fd, F_OFD_SETLK, &lock), 0);
+        void *map = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
+        close(fd);
+        o.worker = workers[i];
+        struct km_arena *a = open_good(&o, &report);
+        assert_true(report.adopted); /* its own */
+        assert_true(km_arena_held(a, workers[i]));
+        assert_false(km_arena_held(a, 1000));
+        km_arena_close(&a);
+        o.epoch = 3;
+        o.worker = 1000;
+        expect_replaced(&o, "another worker");
+        munmap(map, 4096);
+        o.epoch = 4;
+        a = open_good(&o, &report);
+        assert_true(report.adopted);
+        assert_false(km_arena_held(a, workers[i]));
+        km_arena_close(&a);
+        unlink(path);
+    }
+}
+
+static void another_boot_begins_anew(void **state)
+{
+    struct km_arena_options o = options_of(2);
+    struct km_arena_report report;
+    struct km_arena *a;
+    o.boot = 7;
+    a = open_good(&o, &report);
+    km_arena_close(&a);
+    o = options_of(3);
+    a = open_good(&o, &report); /* unknown now, and so from here on */
+    assert_true(report.adopted);
+    km_arena_close(&a);
+    o.epoch = 4;
+    o.boot = 8;
+    a = open_good(&o, &report);
+    assert_true(report.adopted);
+    km_arena_close(&a);
+    o.epoch = 5;
+    a = open_good(&o, &report);
+    assert_true(report.adopted);
+    km_arena_close(&a);
+    o.boot = 9;
+    expect_replaced(&o, "last start");
+}
+
 /* Headers that are whole and lie: of a later epoch, of a position that cannot be. */
 static void whole_headers_that_lie(void **state)
 {
@@ -573,6 +661,9 @@ int main(void)
         CASE(impossible_sizes_are_refused),
         CASE(random_damage_is_survived),
         CASE(one_bit_costs_one_block),
+        CASE(one_bit_of_data_costs_one_block),
+        CASE(a_file_that_others_map_is_replaced),
+        CASE(another_boot_begins_anew),
         CASE(whole_headers_that_lie),
         CASE(default_paths_differ_by_run_dir),
     };

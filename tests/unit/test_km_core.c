@@ -33,6 +33,7 @@ struct world {
     uint64_t heard_us[KM_WORKERS_MAX + 1]; /* last message of each peer */
     struct km_session_change session;
     char sid[33];
+    uint64_t mapped[PEERS]; /* incarnations that have the arena mapped, however silent */
 };
 
 static struct km_peer peer_of(uint32_t n)
@@ -151,18 +152,38 @@ static void step(struct world *w, struct km_event event)
         assert_int_equal(slots, c.slots_total - c.slots_free);
 }
 
+/* As the shell does: of those that are not heard, who has the arena mapped no more? */
+static void suspects(struct world *w, const struct km_peer *asker, uint64_t incarnation)
+{
+    uint64_t who[KM_WORKERS_MAX];
+    uint32_t count = km_core_suspects(w->core, asker, incarnation, who);
+    for (uint32_t i = 0; i < count; i++) {
+        bool mapped = false;
+        for (uint32_t k = 0; k < PEERS; k++)
+            mapped |= w->mapped[k] == who[i];
+        struct km_event event = {.type = KM_EVENT_WORKER_GONE, .u.gone = who[i]};
+        if (!mapped)
+            step(w, event);
+    }
+}
+
 static void send_msg(struct world *w, uint32_t peer, const struct msg *m)
 {
+    struct km_peer from = peer_of(peer);
+    if (m->type == MSG_KV_ATTACH)
+        suspects(w, &from, m->u.kv_attach.incarnation);
     struct km_event event = {.type = KM_EVENT_MSG};
     event.u.msg.peer = peer_of(peer);
     event.u.msg.msg = m;
-    w->heard_us[peer] = w->now_us;
+    if (m->type == MSG_KV_ATTACH || m->epoch == EPOCH)
+        w->heard_us[peer] = w->now_us;
     step(w, event);
 }
 
 static void tick(struct world *w)
 {
     step(w, (struct km_event){.type = KM_EVENT_TICK});
+    suspects(w, NULL, 0);
 }
 
 static struct world world_new(void)
@@ -430,18 +451,69 @@ static void silence_frees_and_asks_for_an_attach(void **state)
     w.now_us += 4 * SECOND;
     tick(&w);
     all_free(&w);
-    /* It wakes up and believes to hold its lease: nothing for it until it has let go. */
-    assert_int_equal(extend_code(&w, 0, lease, 3, 1), ERR_NOT_FOUND);
-    assert_int_equal(open_code(&w, 0, 5, 1, "", EPOCH), ERR_KV_FULL);
-    ping(&w, 0, 100, &lease, 1);
-    assert_int_equal(w.reclaims, 1);
-    assert_int_equal(open_code(&w, 0, 5, 1, "", EPOCH), ERR_KV_FULL);
-    ping(&w, 0, 100, NULL, 0);
+    /* Should one of them be there after all: it must attach. */
+    assert_int_equal(extend_code(&w, 0, lease, 3, 1), ERR_EPOCH);
+    assert_int_equal(open_code(&w, 0, 5, 1, "", EPOCH), ERR_EPOCH);
+    attach(&w, 0);
     (void)open_ok(&w, 0, 5, 1);
-    /* The other one attaches again, which says the same. */
     attach(&w, 1);
     (void)open_ok(&w, 1, 6, 1);
     assert_int_equal(w.arenas, 1);
+    km_core_destroy(&w.core);
+}
+
+/* Stopped in the middle of a step: what it may write to when it wakes is nobody else's. */
+static void a_stopped_worker_keeps_what_it_may_write_to(void **state)
+{
+    struct world w = world_new();
+    attach(&w, 0);
+    attach(&w, 1);
+    w.mapped[0] = 100;
+    uint64_t lease = open_ok(&w, 0, 1, 30);
+    uint32_t held[30];
+    memcpy(held, w.blocks_last, sizeof(held));
+    for (uint32_t i = 0; i < 20; i++) {
+        w.now_us += SECOND;
+        ping(&w, 1, 101, NULL, 0);
+        tick(&w);
+    }
+    assert_int_equal(km_core_stats(w.core)->workers_lost, 1);
+    assert_int_equal(open_code(&w, 1, 2, 11, "", EPOCH), ERR_KV_FULL);
+    uint64_t other = open_ok(&w, 1, 3, 10);
+    for (uint32_t i = 0; i < 10; i++)
+        for (uint32_t k = 0; k < 30; k++)
+            assert_int_not_equal(w.blocks_last[i], held[k]);
+    /* It is not asked to give way, nor does a wait for it keep others from that. */
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(extend_code(&w, 1, other, 10, 1), ERR_KV_FULL);
+        w.now_us += SECOND;
+    }
+    assert_int_equal(w.reclaims, 0);
+    /* It wakes: its lease is whole, for as long as it names it. */
+    ping(&w, 0, 100, &lease, 1);
+    assert_int_equal(w.reclaims, 0);
+    assert_int_equal(extend_code(&w, 0, lease, 29, 1), ERR_OK);
+    /* Another process takes its name while it is stopped again. */
+    attach_as(&w, 0, 500, 2, 6);
+    assert_int_equal(w.last.u.kv_attach_reply.code, ERR_OK);
+    assert_int_equal(km_core_stats(w.core)->workers, 2);
+    assert_int_equal(km_core_counts(w.core).blocks_leased, 40);
+    assert_int_equal(extend_code(&w, 0, lease, 29, 1), ERR_NOT_FOUND);
+    assert_int_equal(open_code(&w, 0, 9, 1, "", EPOCH), ERR_KV_FULL);
+    attach_as(&w, 0, 500, 2, 20); /* the file would be taken anew */
+    assert_int_equal(w.last.u.kv_attach_reply.code, ERR_OK);
+    release(&w, 1, other);
+    w.now_us += 6 * SECOND;
+    tick(&w);
+    attach_as(&w, 0, 501, 2, 20);
+    assert_int_equal(w.last.u.kv_attach_reply.code, ERR_BUSY);
+    assert_non_null(strstr(w.last.u.kv_attach_reply.text, "worker-0 is silent"));
+    w.mapped[0] = 0; /* killed */
+    attach_as(&w, 0, 501, 2, 20);
+    assert_int_equal(w.last.u.kv_attach_reply.code, ERR_OK);
+    assert_int_equal(w.arenas, 2);
+    all_free(&w);
+    assert_int_equal(km_core_stats(w.core)->workers, 1);
     km_core_destroy(&w.core);
 }
 
@@ -591,7 +663,7 @@ struct belief {
 };
 
 struct believer {
-    bool attached, lost;
+    bool attached, stopped, lost;
     uint64_t incarnation;
     struct belief held[16];
 };
@@ -644,10 +716,6 @@ static void random_open(struct model *m, uint32_t i)
     uint32_t code = open_code(&m->w, i, request, wanted, rng_below(&m->rng, 2) ? "s" : "", stale);
     if (!worker->attached || stale != EPOCH) {
         assert_int_equal(code, ERR_EPOCH);
-        return;
-    }
-    if (worker->lost) {
-        assert_int_equal(code, ERR_KV_FULL);
         return;
     }
     b->live = false; /* a second open has released the first, full or not */
@@ -717,9 +785,35 @@ static void random_ping(struct model *m, uint32_t i)
     }
     if (rng_below(&m->rng, 4) == 0)
         leases[count++] = rng_u64(&m->rng);
-    if (count == 0) /* what was lost is dropped here at once: an empty ping shows it */
-        worker->lost = false;
     ping(&m->w, i, worker->incarnation, leases, count);
+}
+
+/* Silent and mapped no more: kvmgr has taken what was theirs. */
+static void random_killed(struct model *m, bool ticked)
+{
+    for (uint32_t k = 0; k < PEERS; k++) {
+        struct believer *worker = &m->workers[k];
+        bool silent = m->w.now_us - m->w.heard_us[k] >= 5 * SECOND;
+        worker->lost = silent && (ticked || worker->lost);
+        if (!worker->attached || m->w.mapped[k] || !worker->lost)
+            continue;
+        worker->attached = worker->stopped = false;
+        drop_all(worker);
+    }
+}
+
+/* A stopped worker: it sleeps on, for long at times, wakes with all it had, or is killed. */
+static void random_sleep(struct model *m, uint32_t i, uint32_t kind)
+{
+    if (kind < 10) {
+        m->w.now_us += 6 * SECOND;
+        tick(&m->w);
+        random_killed(m, true);
+    } else if (kind < 15) {
+        m->workers[i].stopped = false;
+    } else if (kind < 20) {
+        m->w.mapped[i] = 0;
+    }
 }
 
 static void random_step(struct model *m)
@@ -728,15 +822,22 @@ static void random_step(struct model *m)
     struct believer *worker = &m->workers[i];
     uint32_t kind = rng_below(&m->rng, 100);
     m->w.now_us += rng_below(&m->rng, 200000);
+    if (worker->stopped && kind > 0) {
+        random_sleep(m, i, kind);
+        return;
+    }
     if (kind < 3 || (!worker->attached && kind < 20)) {
         if (!worker->attached || kind == 0) {
             worker->incarnation = ++m->incarnations;
-            drop_all(worker);
+            drop_all(worker); /* killed, stopped or not */
+            m->w.mapped[i] = 0;
+            worker->stopped = false;
         }
         attach_as(&m->w, i, worker->incarnation, 2, 6);
         assert_int_equal(m->w.last.u.kv_attach_reply.code, ERR_OK);
         worker->attached = true;
-        worker->lost = false;
+        m->w.mapped[i] = worker->incarnation;
+        random_killed(m, false);
     } else if (kind < 40) {
         random_open(m, i);
     } else if (kind < 80) {
@@ -746,13 +847,9 @@ static void random_step(struct model *m)
     } else if (kind == 98) {
         m->w.now_us += rng_below(&m->rng, 5 * SECOND);
         tick(&m->w);
-        for (uint32_t k = 0; k < PEERS; k++) {
-            if (m->workers[k].attached && !m->workers[k].lost &&
-                m->w.now_us - m->w.heard_us[k] >= 5 * SECOND) {
-                m->workers[k].lost = true;
-                drop_all(&m->workers[k]);
-            }
-        }
+        random_killed(m, true);
+    } else {
+        worker->stopped = worker->attached;
     }
 }
 
@@ -766,6 +863,7 @@ static void random_events_leak_nothing(void **state)
             model_check(&m);
         }
         km_pool_audit(km_core_pool(m.w.core));
+        memset(m.w.mapped, 0, sizeof(m.w.mapped));
         m.w.now_us += 6 * SECOND;
         tick(&m.w);
         all_free(&m.w);
@@ -783,6 +881,7 @@ int main(void)
         cmocka_unit_test(bad_commits_change_nothing),
         cmocka_unit_test(a_pause_of_our_own_is_nobody_elses_silence),
         cmocka_unit_test(silence_frees_and_asks_for_an_attach),
+        cmocka_unit_test(a_stopped_worker_keeps_what_it_may_write_to),
         cmocka_unit_test(lost_workers_do_not_stand_in_the_way),
         cmocka_unit_test(unnamed_leases_are_freed_when_old),
         cmocka_unit_test(a_new_incarnation_frees_at_once),

@@ -323,6 +323,32 @@ static void schema_is_byte_for_byte(void **state)
     assert_in_range(r->integer, 7100000, 7200000);
 }
 
+/* A state was kept, a turn ended: the map says so, and lives as long as the pin. */
+static void kept_states_and_pins_are_told(void **state)
+{
+    struct rig *r = *state;
+    commit(r, SID_A, 77, 0, 3);
+    wrote(r, 1);
+    struct km_session_change note = {
+        .sid = SID_A, .lease = 77, .snapshot_tokens = 512, .pin_us = 7200000000u};
+    km_map_commit(r->map, &note);
+    wrote(r, 2);
+    assert_string_equal(field(r, "kda_snap_pos"), "512");
+    char until[32];
+    snprintf(until, sizeof(until), "%llu", (unsigned long long)(fixed_ms() + 7200000));
+    assert_string_equal(field(r, "pin_until"), until);
+    assert_string_equal(field(r, "n_blocks"), "3");
+    (void)ASK(r, "PTTL", "tandem:{test}:sess:" SID_A);
+    assert_in_range(r->integer, 7700000, 7800000);
+    note.lease = 99; /* of another lease: nothing */
+    note.snapshot_tokens = 16;
+    km_map_commit(r->map, &note);
+    commit(r, SID_A, 77, 3, 1);
+    wrote(r, 3);
+    assert_string_equal(field(r, "pin_until"), until);
+    assert_string_equal(field(r, "kda_snap_pos"), "0"); /* as the commit said */
+}
+
 static void chunks_grow_and_shrink(void **state)
 {
     struct rig *r = *state;
@@ -573,11 +599,41 @@ static void epoch_file_survives(void **state)
     assert_int_equal(km_epoch_write("/nonexistent-folder", 0, 43, &detail), ERR_IO);
 }
 
+static void epochs_are_chosen_within_reach(void **state)
+{
+    static const struct {
+        uint32_t local, arena, redis, epoch;
+        bool arena_ignored, redis_ignored;
+    } cases[] = {
+        {0, 0, 0, 1, false, false},
+        {5, 7, 6, 8, false, false},
+        {5, 3, 70, 71, false, false},
+        {0, 0, KM_EPOCH_REACH, KM_EPOCH_REACH + 1, false, false},
+        {0, 0, KM_EPOCH_REACH + 1, 1, false, true},
+        {0, KM_EPOCH_REACH, 2 * KM_EPOCH_REACH, 2 * KM_EPOCH_REACH + 1, false, false},
+        {9, UINT32_MAX, UINT32_MAX, 10, true, true},
+        {9, KM_EPOCH_MAX, KM_EPOCH_MAX - 1, 10, true, true},
+        {KM_EPOCH_MAX - 1, 0, UINT32_MAX, KM_EPOCH_MAX, false, true},
+    };
+    struct km_epoch_choice got;
+    struct err_detail detail;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        assert_int_equal(
+            km_epoch_choose(cases[i].local, cases[i].arena, cases[i].redis, &got, &detail), ERR_OK);
+        assert_int_equal(got.epoch, cases[i].epoch);
+        assert_int_equal(got.arena_ignored, cases[i].arena_ignored);
+        assert_int_equal(got.redis_ignored, cases[i].redis_ignored);
+    }
+    assert_int_equal(km_epoch_choose(KM_EPOCH_MAX, 0, 0, &got, &detail), ERR_UNSUPPORTED);
+    assert_non_null(strstr(detail.text, "kv-epoch"));
+}
+
 int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
     const struct CMUnitTest tests[] = {
         CASE(schema_is_byte_for_byte),
+        CASE(kept_states_and_pins_are_told),
         CASE(chunks_grow_and_shrink),
         CASE(writes_are_coalesced),
         CASE(later_epoch_is_respected),
@@ -591,6 +647,7 @@ int main(void)
         CASE(another_arena_forgets_sessions),
         CASE(keys_hold_hashes_only),
         CASE(epoch_file_survives),
+        CASE(epochs_are_chosen_within_reach),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -226,13 +226,32 @@ static void random_leases_balance(void **state)
     km_pool_destroy(&p);
 }
 
+/* More tenants than there are entries: they go without, none is charged for another. */
+static void tenants_beyond_the_entries(void **state)
+{
+    struct km_sessions *t = NULL;
+    assert_int_equal(km_sessions_create(16, 2, &t), ERR_OK);
+    struct hash128 sid = {{1}}, salts[3] = {{{1}}, {{2}}, {{3}}};
+    uint32_t a = km_sessions_use(t, &sid, &salts[0]), b = km_sessions_use(t, &sid, &salts[1]);
+    km_sessions_charge(t, a, 5);
+    km_sessions_charge(t, b, 7);
+    uint32_t c = km_sessions_use(t, &sid, &salts[2]);
+    assert_int_equal(c, KM_NONE);
+    km_sessions_charge(t, c, 9);
+    assert_int_equal(km_sessions_tenant(t, km_sessions_at(t, b))->blocks, 7);
+    assert_int_equal(km_sessions_use(t, &sid, &salts[1]), b);
+    km_sessions_charge(t, a, -5);
+    km_sessions_charge(t, b, -7);
+    km_sessions_destroy(&t);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(open_and_release_balance),   cmocka_unit_test(slots_run_out_before_blocks),
-        cmocka_unit_test(extend_is_idempotent),       cmocka_unit_test(commit_goes_forward_only),
-        cmocka_unit_test(ids_of_others_find_nothing), cmocka_unit_test(used_blocks_come_first),
-        cmocka_unit_test(random_leases_balance),
+        cmocka_unit_test(tenants_beyond_the_entries),  cmocka_unit_test(open_and_release_balance),
+        cmocka_unit_test(slots_run_out_before_blocks), cmocka_unit_test(extend_is_idempotent),
+        cmocka_unit_test(commit_goes_forward_only),    cmocka_unit_test(ids_of_others_find_nothing),
+        cmocka_unit_test(used_blocks_come_first),      cmocka_unit_test(random_leases_balance),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,6 +19,8 @@
 #include "kvmgr/km_params.h"
 #include "kvmgr/km_shell.h"
 #include "lib/base/arena.h"
+#include "lib/base/check.h"
+#include "lib/base/clock.h"
 #include "lib/base/log.h"
 #include "lib/base/rng.h"
 #include "lib/net/bus.h"
@@ -405,7 +409,7 @@ static void one_turn(struct rig *r, const struct msg_kv_attach_reply *attached, 
     ask_send(r);
     r->asked = (struct msg){.type = MSG_KV_PING};
     r->asked.u.kv_ping.incarnation = 1;
-    assert_int_equal(ask(r, MSG_KV_STATE)->u.kv_state.blocks_cached, count);
+    assert_int_equal(ask(r, MSG_KV_STATE)->u.kv_state.blocks_cached % count, 0);
 }
 
 static void a_restart_finds_the_cache(void **state)
@@ -471,6 +475,27 @@ static void a_reboot_finds_the_tier(void **state)
     fail_msg("nothing came from the tier");
 }
 
+/* More is cached than the tier holds: the end does not wait for what cannot be. */
+static void a_small_tier_does_not_hold_up_the_end(void **state)
+{
+    struct rig *r = *state;
+    struct hash128 hashes[5];
+    km_shell_destroy(&r->shell);
+    snprintf(r->params.kv_store_dir, sizeof(r->params.kv_store_dir), "%s/store", r->dir);
+    r->params.kv_store_bytes = 64u << 10;
+    r->params.kv_store_objects = 1000;
+    shell_start(r);
+    const struct msg_kv_attach_reply *attached = attach(r, 1, 1000);
+    for (uint8_t i = 0; i < 3; i++) {
+        hashes_fill(hashes, 5, (uint8_t)(1 + 10 * i));
+        one_turn(r, attached, (uint8_t)(1 + i), hashes, 5);
+        attached = attach(r, 1, 1000);
+    }
+    uint64_t begun_us = clock_mono_us();
+    wait_stopped(r);
+    assert_true(clock_mono_us() - begun_us < 3000000);
+}
+
 static void an_arena_too_small_is_said_with_numbers(void **state)
 {
     struct rig *r = *state;
@@ -479,6 +504,102 @@ static void an_arena_too_small_is_said_with_numbers(void **state)
     assert_non_null(strstr(reply->text, "4194304"));
     reply = attach(r, 1, 1000);
     assert_int_equal(reply->code, ERR_OK);
+}
+
+/* Bytes of a slot near 2^64: once they made a slot of no size. */
+static void a_state_beyond_all_bounds_is_dropped(void **state)
+{
+    struct rig *r = *state;
+    static const uint64_t sizes[] = {UINT64_MAX, UINT64_MAX - 4095, (1ull << 63) + 1};
+    for (size_t i = 0; i < ARRAY_COUNT(sizes); i++) {
+        uint8_t frame[WIRE_HEADER_BYTES], body[256];
+        struct wire_frame frames[WIRE_FRAMES_MAX];
+        uint32_t count;
+        r->asked = (struct msg){.type = MSG_KV_ATTACH};
+        r->asked.u.kv_attach = (struct msg_kv_attach){.incarnation = 1,
+                                                      .dsa_layers = 2,
+                                                      .latent_dim = 16,
+                                                      .index_dim = 8,
+                                                      .index_kpool = 4,
+                                                      .state_bytes = KV_STATE_BYTES_MAX,
+                                                      .seqs_max = 4,
+                                                      .ranks = 1};
+        arena_reset(&r->out);
+        assert_int_equal(wire_encode(&r->out, &r->asked, frames, &count), ERR_OK);
+        assert_true(count == 2 && frames[1].count + 10 < sizeof(body));
+        /* The varint of 2^34 is five bytes, the last 0x40; ten take its place. */
+        const uint8_t *from = frames[1].bytes;
+        static const uint8_t old[] = {0x38, 0x80, 0x80, 0x80, 0x80, 0x40};
+        const uint8_t *at = memmem(from, frames[1].count, old, sizeof(old));
+        assert_non_null(at);
+        size_t bytes = (size_t)(at - from) + 1;
+        memcpy(body, from, bytes);
+        uint64_t value = sizes[i];
+        for (; value >= 128; value >>= 7)
+            body[bytes++] = (uint8_t)(value | 0x80);
+        body[bytes++] = (uint8_t)value;
+        size_t rest = frames[1].count - (size_t)(at - from) - sizeof(old);
+        memcpy(body + bytes, at + sizeof(old), rest);
+        bytes += rest;
+        memcpy(frame, frames[0].bytes, sizeof(frame));
+        uint32_t body_bytes = (uint32_t)bytes;
+        memcpy(frame + 12, &body_bytes, 4);
+        struct bus_frame out[] = {{frame, sizeof(frame)}, {body, bytes}};
+        assert_int_equal(bus_send(r->worker, NULL, out, 2), ERR_OK);
+    }
+    assert_int_equal(attach(r, 1, 1000)->code, ERR_OK);
+}
+
+static const char *health_state(struct rig *r)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    static char page[4096];
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s/kvmgr-0.http", r->dir);
+    size_t bytes = 0;
+    page[0] = '\0';
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_true(write(fd, "GET /health HTTP/1.0\r\n\r\n", 24) == 24);
+    assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
+    for (int i = 0; i < 500 && !strstr(page, "\"state\""); i++) {
+        loop_timer_start(r->nap, 10000, false);
+        loop_run(r->loop);
+        ssize_t got = read(fd, page + bytes, sizeof(page) - 1 - bytes);
+        bytes += got > 0 ? (size_t)got : 0;
+        page[bytes] = '\0';
+    }
+    close(fd);
+    return page;
+}
+
+/* Whatever stands under its key in Redis, kvmgr starts, again and again, and says so. */
+static void no_epoch_in_redis_stops_it(void **state)
+{
+    struct rig *r = *state;
+    static const char *const values[] = {
+        "4294967293", "4294967294", "4294967295", "18446744073709551615", "99999999999999999999999",
+        "-1",         "nan",        "a later one"};
+    uint32_t before = attach(r, 1, 1000)->epoch;
+    for (size_t i = 0; i < ARRAY_COUNT(values); i++) {
+        (void)REDIS(r, "SET", "tandem:{test}:epoch:0", values[i]);
+        km_shell_destroy(&r->shell);
+        shell_start(r);
+        const struct msg_kv_attach_reply *reply = attach(r, 1, 1000);
+        assert_int_equal(reply->code, ERR_OK);
+        assert_int_equal(reply->epoch, ++before);
+        const char *page = NULL;
+        bool degraded = false;
+        for (int n = 0; i < 3 && n < 200 && !degraded; n++) {
+            page = health_state(r);
+            degraded = strstr(page, "\"state\":\"degraded\"") != NULL;
+        }
+        if (i < 3 && !degraded)
+            fail_msg("%s: %s", values[i], page);
+    }
+    (void)REDIS(r, "SET", "tandem:{test}:epoch:0", "5000"); /* believable: it is followed */
+    km_shell_destroy(&r->shell);
+    shell_start(r);
+    assert_int_equal(attach(r, 1, 1000)->epoch, 5001);
 }
 
 static void nonsense_is_dropped(void **state)
@@ -519,7 +640,10 @@ int main(void)
         CASE(a_restart_adopts_the_arena),
         CASE(a_restart_finds_the_cache),
         CASE(a_reboot_finds_the_tier),
+        CASE(a_small_tier_does_not_hold_up_the_end),
         CASE(an_arena_too_small_is_said_with_numbers),
+        CASE(a_state_beyond_all_bounds_is_dropped),
+        CASE(no_epoch_in_redis_stops_it),
         CASE(nonsense_is_dropped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

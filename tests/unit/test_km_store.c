@@ -95,8 +95,12 @@ static bool poll_one(struct rig *r, struct km_store_result *result)
 static struct km_store_result run(struct rig *r, enum km_store_op op, uint32_t kind, uint32_t n,
                                   uint32_t index)
 {
-    struct km_store_item it = {
-        .op = op, .kind = kind, .index = index, .token_count = 16 * (n + 1), .hash = hash_of(n)};
+    struct km_store_item it = {.op = op,
+                               .kind = kind,
+                               .index = index,
+                               .token_count = 16 * (n + 1),
+                               .hash = hash_of(n),
+                               .parent = hash_of(n + 100)};
     struct km_store_result result;
     km_store_submit(r->store, &it);
     assert_true(poll_one(r, &result));
@@ -272,6 +276,35 @@ static void a_restart_lists_what_is_there(void **state)
     assert_int_equal(system(command), 0);
 }
 
+/* The next start tells last use first, and what each stands on. */
+static void a_restart_knows_the_order_of_use(void **state)
+{
+    struct rig *r = *state;
+    static const uint32_t order[] = {21, 23, 22, 20};
+    for (uint32_t i = 0; i < 4; i++) {
+        assert_int_equal(run(r, KM_STORE_WRITE, KM_OBJECT_BLOCK, 20 + i, i).code, ERR_OK);
+        usleep(20000); /* more than a file system's clock ticks */
+    }
+    assert_int_equal(run(r, KM_STORE_READ, KM_OBJECT_BLOCK, 21, 5).code, ERR_OK);
+    char path[300];
+    object_path(r, KM_OBJECT_BLOCK, 20, path, sizeof(path));
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    store_restart(r);
+    (void)poll_one(r, NULL);
+    assert_int_equal(r->found_count, 4);
+    for (uint32_t i = 0; i < 4; i++) {
+        struct hash128 h = hash_of(order[i]), p = hash_of(order[i] + 100);
+        assert_memory_equal(&r->found[i].hash, &h, sizeof(h));
+        assert_memory_equal(&r->found[i].parent, &p, sizeof(p));
+    }
+    flip(path, (uint64_t)st.st_size - 4096 + 30); /* of its parent's hash */
+    store_restart(r);
+    (void)poll_one(r, NULL);
+    assert_int_equal(r->found_count, 3);
+    assert_int_equal(access(path, F_OK), -1);
+}
+
 /* Every kind of damage costs that object and nothing else. */
 static void damage_is_found(void **state)
 {
@@ -395,6 +428,7 @@ int main(void)
         CASE(what_is_written_comes_back),
         CASE(compressed_too),
         CASE(a_restart_lists_what_is_there),
+        CASE(a_restart_knows_the_order_of_use),
         CASE(damage_is_found),
         CASE(other_models_are_not_read_and_go),
         CASE(a_full_disk_turns_it_off),

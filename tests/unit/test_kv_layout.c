@@ -207,6 +207,12 @@ static void test_impossible_geometry(void **state)
     big.interleave = 65536;
     refused(big, "block");
     struct kv_layout l;
+    struct err_detail many = {{0}};
+    struct kv_geometry small = geometry();
+    small.latent_dim = small.index_dim = small.dsa_layers = 1;
+    assert_int_equal(kv_layout_plan(&small, (uint64_t)KV_BLOCKS_MAX * 4096, 1, &l, &many), ERR_OK);
+    assert_int_equal(kv_layout_plan(&small, 1ull << 40, 1, &l, &many), ERR_INVALID);
+    assert_non_null(strstr(many.text, "arena_bytes"));
     struct err_detail detail;
     struct kv_geometry g = geometry();
     assert_int_equal(kv_layout_plan(&g, UINT64_MAX, 1, &l, &detail), ERR_INVALID);

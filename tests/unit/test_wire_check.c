@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "lib/base/check.h"
+#include "proto/kv_layout.h"
 #include "proto/wire_check.h"
 
 static const uint32_t ids[MSG_EMIT_IDS_MAX];
@@ -281,6 +282,8 @@ static void test_kv_leases(void **state)
     base.u.kv_attach.ranks = 2;
     BOUND(rank, 1);
     NO(ranks, 0);
+    BOUND(state_bytes, KV_STATE_BYTES_MAX);
+    NO(state_bytes, UINT64_MAX);
 #undef BODY
 #define BODY kv_attach_reply
     base = (struct msg){.type = MSG_KV_ATTACH_REPLY};
