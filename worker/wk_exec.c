@@ -149,13 +149,28 @@ static void prefill_begin(struct wk_exec *x, const struct wk_plan *p)
     model_begin(x->prefill_cursor, &x->kv, &x->batch);
 }
 
-static void prefill_finish(struct wk_exec *x)
+/* Copies are kept only if every rank has made its own: nothing else comes after the last
+ * collective of a step. */
+static enum err snapshots_agree(struct wk_exec *x, uint32_t count)
 {
-    const float *logits = model_finish(x->prefill_cursor);
-    if (x->follows || model_cursor_fault(x->prefill_cursor) != ERR_OK) {
-        x->batch.row_count = 0;
-        return; /* rank 0 samples, and tells the tokens with the next plan */
+    return x->ranks != NULL && count > 0 ? wk_barrier(wk_ranks_fabric(x->ranks)) : ERR_OK;
+}
+
+static enum err prefill_snapshots(struct wk_exec *x)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < x->batch.seq_count; i++) {
+        if (x->batch_snapshots[i] == WK_NONE)
+            continue;
+        state_copy(x, x->batch_snapshots[i], x->batch_seqs[i].state_slot);
+        count++;
     }
+    return snapshots_agree(x, count);
+}
+
+/* Rank 0 samples, and tells the tokens with the next plan. */
+static void prefill_sample(struct wk_exec *x, const float *logits)
+{
     uint32_t vocab = x->loaded.info->vocab_size;
     uint32_t row = 0;
     for (uint32_t i = 0; i < x->batch.seq_count; i++) {
@@ -163,8 +178,6 @@ static void prefill_finish(struct wk_exec *x)
         struct wk_result_seq *r = &x->result.seqs[i];
         r->entry = x->batch_entries[i];
         r->count = 0;
-        if (x->batch_snapshots[i] != WK_NONE)
-            state_copy(x, x->batch_snapshots[i], s->state_slot);
         taps_write(x, x->prefill_cursor, r->entry, row, s->row_count, s->position_start);
         row += s->row_count;
         if (s->logits_from == s->row_count)
@@ -175,21 +188,59 @@ static void prefill_finish(struct wk_exec *x)
         logits += vocab;
     }
     x->result.seq_count = x->batch.seq_count;
-    x->batch.row_count = 0;
 }
 
-static void run_prefill(struct wk_exec *x, const struct wk_plan *p)
+static enum err prefill_finish(struct wk_exec *x)
+{
+    const float *logits = model_finish(x->prefill_cursor);
+    enum err e = model_cursor_fault(x->prefill_cursor);
+    if (e == ERR_OK)
+        e = prefill_snapshots(x);
+    if (e == ERR_OK && !x->follows)
+        prefill_sample(x, logits);
+    x->batch.row_count = 0;
+    return e;
+}
+
+/* The fault of a collective while the plan ran. */
+static enum err run_prefill(struct wk_exec *x, const struct wk_plan *p)
 {
     if (p->begin)
         prefill_begin(x, p);
     CHECK(x->batch.row_count > 0);
     if (p->finish)
-        prefill_finish(x);
-    else
-        model_advance(x->prefill_cursor, p->layer_end);
+        return prefill_finish(x);
+    model_advance(x->prefill_cursor, p->layer_end);
+    return model_cursor_fault(x->prefill_cursor);
 }
 
-static void run_decode(struct wk_exec *x, const struct wk_plan *p)
+static enum err decode_snapshots(struct wk_exec *x, const struct wk_plan *p)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < p->seq_count; i++) {
+        if (!p->seqs[i].snapshot)
+            continue;
+        state_copy(x, p->seqs[i].snapshot_slot, p->seqs[i].state_slot);
+        count++;
+    }
+    return snapshots_agree(x, count);
+}
+
+static void decode_sample(struct wk_exec *x, const struct wk_plan *p, const float *logits)
+{
+    uint32_t vocab = x->loaded.info->vocab_size;
+    for (uint32_t i = 0; i < p->seq_count; i++) {
+        const struct wk_plan_seq *s = &p->seqs[i];
+        wk_tables_sample(x->tables, x->sampler, s->entry, logits, s->row_count,
+                         p->ids + s->ids_at + 1, s->position_start, &x->result.seqs[i]);
+        logits += (size_t)s->row_count * vocab;
+        taps_write(x, x->decode_cursor, s->entry, s->ids_at, x->result.seqs[i].count,
+                   s->position_start);
+    }
+    x->result.seq_count = p->seq_count;
+}
+
+static enum err run_decode(struct wk_exec *x, const struct wk_plan *p)
 {
     CHECK(p->row_count <= x->options.decode_rows_max && p->seq_count <= x->options.plan_seqs);
     struct model_batch batch = {
@@ -202,20 +253,11 @@ static void run_decode(struct wk_exec *x, const struct wk_plan *p)
     }
     model_begin(x->decode_cursor, &x->kv, &batch);
     const float *logits = model_finish(x->decode_cursor);
-    if (x->follows || model_cursor_fault(x->decode_cursor) != ERR_OK)
-        return;
-    uint32_t vocab = x->loaded.info->vocab_size;
-    for (uint32_t i = 0; i < p->seq_count; i++) {
-        const struct wk_plan_seq *s = &p->seqs[i];
-        if (s->snapshot)
-            state_copy(x, s->snapshot_slot, s->state_slot);
-        wk_tables_sample(x->tables, x->sampler, s->entry, logits, s->row_count,
-                         p->ids + s->ids_at + 1, s->position_start, &x->result.seqs[i]);
-        logits += (size_t)s->row_count * vocab;
-        taps_write(x, x->decode_cursor, s->entry, s->ids_at, x->result.seqs[i].count,
-                   s->position_start);
-    }
-    x->result.seq_count = p->seq_count;
+    TRY(model_cursor_fault(x->decode_cursor));
+    TRY(decode_snapshots(x, p));
+    if (!x->follows)
+        decode_sample(x, p, logits);
+    return ERR_OK;
 }
 
 static void batch_drop(struct wk_exec *x)
@@ -225,17 +267,12 @@ static void batch_drop(struct wk_exec *x)
     x->batch.row_count = 0;
 }
 
-/* The fault of a collective while the plan ran. */
 static enum err kind_run(struct wk_exec *x, const struct wk_plan *p)
 {
-    if (p->kind == WK_PLAN_PREFILL) {
-        run_prefill(x, p);
-        return model_cursor_fault(x->prefill_cursor);
-    }
-    if (p->kind == WK_PLAN_DECODE) {
-        run_decode(x, p);
-        return model_cursor_fault(x->decode_cursor);
-    }
+    if (p->kind == WK_PLAN_PREFILL)
+        return run_prefill(x, p);
+    if (p->kind == WK_PLAN_DECODE)
+        return run_decode(x, p);
     CHECK(x->batch.row_count > 0);
     batch_drop(x);
     return ERR_OK;

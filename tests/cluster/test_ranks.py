@@ -6,6 +6,7 @@ import time
 
 import cluster
 from cluster import Cluster, free_port, greedy_cases, pid_alive, wait_for
+from test_kv import BLOCK, Talk
 
 
 def ids(c, case, **fields):
@@ -44,6 +45,32 @@ def test_tcp_gives_the_golden_ids():
     nodes = ",".join(f"127.0.0.1:{free_port()}" for _ in range(2))
     with Cluster(worker__ranks=2, worker__threads=1, worker__fabric="tcp", worker__fabric_nodes=nodes) as c:
         texts_equal(c, greedy_cases()[:3])
+
+
+def turns(ranks, after=None):
+    """A talk of five turns, each compared with itself cold; the ids of each answer."""
+    with Cluster(worker__ranks=ranks, worker__threads=1, kvmgr__block_tokens=BLOCK) as c:
+        talk, answers = Talk(c, "ranks"), []
+        for turn in range(5):
+            if turn == 3 and after:
+                after(c)
+            before = len(talk.ids)
+            cached = talk.turn()
+            assert (cached > 0) == (turn > 0), (turn, cached)
+            answers.append(talk.ids[before:])
+        c.ledger_settles()
+        c.pool_settles()
+        return answers
+
+
+def test_a_hit_gives_the_text_of_one_rank():
+    """What was kept is there on every rank: rows, and the state at the end of them."""
+    def new_rank_0(c):
+        c.wait_restart("worker", c.kill("worker"))
+        wait_for("ready again", 20, c.ready)
+    alone = turns(1)
+    assert turns(2) == alone
+    assert turns(2, after=new_rank_0) == alone  # rank 1 still has its part
 
 
 def stream_through(c, case, hurt):
