@@ -242,8 +242,9 @@ struct msg_kv_attach { /* also repeated after a kvmgr restart */
     uint32_t dsa_layers, latent_dim, index_dim, index_kpool;
     uint64_t state_bytes; /* of one state slot's body */
     uint32_t seqs_max;    /* live state slots wanted */
-    uint32_t rank, ranks;
+    uint32_t rank, ranks; /* of the arena's layout */
     struct hash128 model_fp;
+    uint32_t rows_ranks; /* workers of the group: above 1 some keep rows that no arena has */
 };
 struct msg_kv_attach_reply {
     uint32_t code;

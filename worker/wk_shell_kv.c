@@ -45,6 +45,7 @@ static void attach_send(struct wk_shell *s)
         .rank = 0,
         .ranks = 1,
         .model_fp = rows_fp(s),
+        .rows_ranks = s->params->ranks,
     };
     s->kv.asked_us = loop_now_us(s->loop);
     wk_shell_beat(s, WK_KVMGR, &m);
@@ -277,6 +278,10 @@ void wk_shell_kv_lost(struct wk_shell *s, const char *why)
 
 static void on_attach_reply(struct wk_shell *s, const struct msg_kv_attach_reply *r)
 {
+    if (r->code == ERR_UNSUPPORTED && s->ranks != NULL) { /* the tier, see rows_ranks */
+        wk_shell_fail(s, r->text);
+        return;
+    }
     if (r->code != ERR_OK) {
         log_warn(WORKER, "kvmgr refused the attach", "code=%s reason=\"%s\"",
                  err_name((enum err)r->code), r->text);

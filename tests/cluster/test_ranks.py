@@ -131,5 +131,20 @@ def test_other_settings_are_refused():
         c.__exit__()
 
 
+def test_a_tier_is_refused():
+    """It could keep the rows of one rank only."""
+    c = Cluster(worker__ranks=2, worker__threads=1, kvmgr__block_tokens=BLOCK,
+                kvmgr__kv_store_bytes=1 << 30)
+    c.sets["kvmgr.kv_store_dir"] = os.path.join(c.dir, "tier")
+    try:
+        c.up()
+    except AssertionError as error:
+        assert "kv_store_dir" in str(error) and "ranks 2" in str(error), error
+    else:
+        raise AssertionError("the tier was taken with two ranks")
+    finally:
+        c.__exit__()
+
+
 if __name__ == "__main__":
     cluster.main(globals())
