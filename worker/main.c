@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -31,6 +32,27 @@ static bool one_of(const char *value, const char *a, const char *b, const char *
     return strcmp(value, a) == 0 || strcmp(value, b) == 0 || (c != NULL && strcmp(value, c) == 0);
 }
 
+/* An address of this host and a port, both in digits: a name could become any address. */
+static bool node_is_local(const char *node, size_t count)
+{
+    char text[INET_ADDRSTRLEN];
+    struct in_addr address;
+    const char *colon = memchr(node, ':', count);
+    size_t host = colon != NULL ? (size_t)(colon - node) : count;
+    if (colon == NULL || host >= sizeof text)
+        return false;
+    memcpy(text, node, host);
+    text[host] = '\0';
+    uint32_t port = 0;
+    for (const char *p = colon + 1; p < node + count; p++) {
+        if (*p < '0' || *p > '9' || port > UINT16_MAX)
+            return false;
+        port = port * 10 + (uint32_t)(*p - '0');
+    }
+    return inet_pton(AF_INET, text, &address) == 1 && ntohl(address.s_addr) >> 24 == 127 &&
+           port > 0 && port <= UINT16_MAX;
+}
+
 /* Between hosts tcp would be in the clear: refused. */
 static void nodes_check(const struct wk_params *p, struct str *faults)
 {
@@ -38,9 +60,9 @@ static void nodes_check(const struct wk_params *p, struct str *faults)
     if (p->ranks == 1 || strcmp(p->fabric, "tcp") != 0)
         return;
     for (const char *at = p->fabric_nodes; *at != '\0'; count++) {
-        if (strncmp(at, "127.", 4) != 0)
+        if (!node_is_local(at, strcspn(at, ",")))
             str_add_format(faults,
-                           "fabric_nodes: address %u: only 127.x.x.x, tcp is in the clear\n",
+                           "fabric_nodes: address %u: only 127.x.x.x:PORT, tcp is in the clear\n",
                            count + 1);
         at += strcspn(at, ",");
         at += *at == ',';

@@ -224,13 +224,17 @@ static void arena_take(struct wk_shell *s)
         log_error(WORKER, "arena refused", "code=%s reason=\"%s\"", err_name(e), detail.text);
         return;
     }
+    struct model_kv memory = model_kv_of(&mapping);
+    if (wk_exec_attach(s->exec, &memory, kv->offer.epoch) != ERR_OK) {
+        unmap(&mapping); /* the device thread waits for another rank: tried again every beat */
+        kv->offered = true;
+        return;
+    }
     unmap(&kv->mapping);
     kv->mapping = mapping;
     kv->attached = true;
     kv->incarnation = kv->offer.incarnation;
     kv->epoch = kv->offer.epoch;
-    struct model_kv memory = model_kv_of(&kv->mapping);
-    wk_exec_attach(s->exec, &memory, kv->epoch);
     if (s->ranks == NULL)
         attached(s);
     else
@@ -340,11 +344,13 @@ void wk_shell_kv_beat(struct wk_shell *s)
     if (s->stopping)
         return;
     if (!s->kv.attached) {
-        if (!s->kv.offered &&
+        wk_shell_kv_settle(s);
+        if (!s->kv.attached && !s->kv.offered &&
             (s->kv.asked_us == 0 || loop_now_us(s->loop) >= s->kv.asked_us + ATTACH_AGAIN_US))
             attach_send(s);
-        return;
     }
+    if (!s->kv.attached || s->core == NULL)
+        return;
     struct msg m = {.type = MSG_KV_PING, .epoch = s->kv.epoch};
     uint32_t max = wk_core_entries(&s->core_options);
     m.u.kv_ping = (struct msg_kv_ping){
