@@ -294,8 +294,6 @@ static enum err carry_out(struct wk_exec *x, const struct wk_plan *p)
     uint64_t begun = clock_mono_us();
     x->step_last = p->step;
     atomic_fetch_add_explicit(&x->steps, 1, memory_order_relaxed);
-    if (x->ring != NULL)
-        wk_plan_ring_add(x->ring, p, begun);
     wk_tables_take(x->tables, p);
     enum err e = kind_run(x, p);
     if (x->ring != NULL && e == ERR_OK)
@@ -356,6 +354,8 @@ static void run_plan(struct wk_exec *x, const struct wk_plan *p)
         x->result.status = wk_tables_admit(x->tables, &room, p, &detail);
     CHECK(x->result.status == ERR_OK); /* our own core's plan, in our own process */
     taps_change(x);
+    if (x->ring != NULL) /* before it is agreed on: a refused one is what the dump is for */
+        wk_plan_ring_add(x->ring, p, begun);
     if (x->ranks != NULL)
         x->result.status = wk_ranks_tell_plan(x->ranks, p, ERR_OK, &detail);
     if (x->result.status != ERR_OK) {
@@ -614,8 +614,9 @@ static struct wk_plan_limits heard_limits(const struct wk_exec *x)
 
 static enum err heard_admit(void *arg, const struct wk_plan *p, struct err_detail *detail)
 {
-    const struct wk_exec *x = arg;
+    struct wk_exec *x = arg;
     struct wk_tables_room room = room_of(x);
+    wk_plan_ring_add(x->ring, p, clock_mono_us());
     return wk_tables_admit(x->tables, &room, p, detail);
 }
 
