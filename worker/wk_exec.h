@@ -65,8 +65,9 @@ const struct err_detail *wk_exec_failure(const struct wk_exec *x); /* after WK_N
 
 /* Names the cache memory for all later plans, which are of this epoch.  Only while no plan is in
  * flight and no prefill batch is paused.  With several ranks WK_NEWS_ATTACHED says when all have
- * it, which takes as long as the group takes to form: ERR_BUSY when too many are waiting.  A plan that fails because of another rank
- * comes back with its error, and the memory has to be named again. */
+ * it, which takes as long as the group takes to form; ERR_BUSY when too many are waiting.  A plan
+ * that fails because of another rank comes back with its error, and the memory has to be named
+ * again. */
 MUST_USE enum err wk_exec_attach(struct wk_exec *x, const struct model_kv *kv, uint32_t epoch);
 /* Ranks above 0 carry out what rank 0 tells them from loading on; nothing is handed to them. */
 uint64_t wk_exec_steps(const struct wk_exec *x); /* plans carried out */

@@ -140,9 +140,9 @@ static enum err seq_admit(const struct wk_tables *t, const struct wk_tables_room
     if (((uint64_t)have + s->block_count) * room->block_tokens <
         (uint64_t)s->position_start + s->row_count)
         return seq_bad(s, "rows beyond its blocks", detail);
-    if (p->kind == WK_PLAN_PREFILL ? s->row_count - s->logits_from > 1
-                                   : s->logits_from != 0 || s->row_count > WK_STEP_ROWS_MAX ||
-                                         s->final_count == 0)
+    if (p->kind == WK_PLAN_PREFILL
+            ? s->row_count - s->logits_from > 1
+            : s->logits_from != 0 || s->row_count > WK_STEP_ROWS_MAX || s->final_count == 0)
         return seq_bad(s, "rows with logits, or tokens before them, that do not fit", detail);
     return ERR_OK;
 }

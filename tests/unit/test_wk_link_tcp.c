@@ -302,9 +302,8 @@ static void test_damaged_statuses(void **state)
     struct peers *other = NULL;
     struct wk_link link;
     net_init(&n, 2);
-    struct peers_options o = {.ranks = 2,
-                              .addresses = {n.addresses[0], n.addresses[1]},
-                              .message_bytes_max = 64};
+    struct peers_options o = {
+        .ranks = 2, .addresses = {n.addresses[0], n.addresses[1]}, .message_bytes_max = 64};
     assert_int_equal(wk_link_tcp(&o, &link, &detail), ERR_OK);
     o.rank = 1;
     assert_int_equal(peers_create(&o, &other, &detail), ERR_OK);

@@ -17,11 +17,8 @@
 #define VOCAB   50u
 #define BT      16u
 
-static const struct wk_tables_room room_free = {.prefill_rows = 32,
-                                                .prefill_seqs = 2,
-                                                .decode_rows = 8,
-                                                .decode_seqs = 2,
-                                                .block_tokens = BT};
+static const struct wk_tables_room room_free = {
+    .prefill_rows = 32, .prefill_seqs = 2, .decode_rows = 8, .decode_seqs = 2, .block_tokens = BT};
 
 /* Two sequences of 20 and 5 rows that begin. */
 static void prefill_fill(struct wk_plan *p)
