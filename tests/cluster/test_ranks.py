@@ -47,6 +47,18 @@ def test_local_gives_the_golden_ids():
         c.pool_settles()
 
 
+def test_quantised_weights_give_the_text_of_one_rank():
+    """The model as it ships: EXL3, split over the ranks."""
+    model = os.path.join(cluster.ROOT, "deploy", "demo")
+    cases, texts = greedy_cases()[:4], []
+    for ranks in (1, 2):
+        with Cluster(worker__ranks=ranks, worker__threads=1, worker__model=model,
+                     gateway__model=model, drafter__target=model) as c:
+            assert "exl3" in c.health("worker")["quantization"]
+            texts.append([ids(c, case, spec=spec) for case in cases for spec in ("off", "fixed:7")])
+    assert texts[0] == texts[1], texts
+
+
 def test_tcp_gives_the_golden_ids():
     nodes = ",".join(f"127.0.0.1:{free_port()}" for _ in range(2))
     with Cluster(worker__ranks=2, worker__threads=1, worker__fabric="tcp", worker__fabric_nodes=nodes) as c:
