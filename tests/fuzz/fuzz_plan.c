@@ -68,26 +68,78 @@ static void plan_run(struct wk_tables *t, struct wk_plan *p, const uint8_t *byte
         room.paused = !p->finish;
 }
 
-/* A few plans one after another, each with its length before it: what one leaves behind meets the
- * next. */
+/* A batch of two sequences that begin, then a step of the first of them. */
+static void good_fill(struct wk_plan *p, bool prefill)
+{
+    wk_plan_clear(p, 1, 1, prefill ? WK_PLAN_PREFILL : WK_PLAN_DECODE);
+    p->begin = p->finish = prefill;
+    p->seq_count = prefill ? 2 : 1;
+    p->setup_count = prefill ? 2 : 0;
+    for (uint32_t i = 0; i < p->seq_count; i++) {
+        struct wk_plan_seq *s = &p->seqs[i];
+        *s = (struct wk_plan_seq){.entry = i,
+                                  .setup = prefill ? i : WK_NONE,
+                                  .state_slot = i,
+                                  .position_start = prefill ? 0 : 6,
+                                  .row_count = prefill ? 6 : 2,
+                                  .logits_from = prefill ? 5 : 0,
+                                  .fresh = prefill,
+                                  .journal = !prefill,
+                                  .ids_at = p->row_count,
+                                  .final_count = !prefill,
+                                  .block_first = prefill ? 0 : 2,
+                                  .block_count = prefill ? 2 : 0,
+                                  .blocks_at = p->block_count};
+        p->row_count += s->row_count;
+        p->block_count += s->block_count;
+        p->setups[i] = (struct wk_plan_setup){.repetition_penalty = 1 + i};
+    }
+    wk_plan_seal(p);
+}
+
+/* Patches {offset u16, byte} on a sound plan. */
+static size_t good_patched(struct wk_plan *p, bool prefill, const uint8_t *data, size_t size,
+                           uint8_t *ret_bytes)
+{
+    good_fill(p, prefill);
+    size_t count = p->encoding_bytes;
+    memcpy(ret_bytes, p->encoding, count);
+    for (size_t i = 0; i + 3 <= size; i += 3)
+        ret_bytes[((size_t)data[i] << 8 | data[i + 1]) % count] = data[i + 2];
+    return count;
+}
+
+/* A few plans one after another: what one leaves behind meets the next.  Before each stand a mode,
+ * 0 any bytes, 1 and 2 a sound plan with patches, and how many bytes belong to it. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+    static struct wk_plan *p;
+    static uint8_t *room_bytes;
+    if (p == NULL) {
+        p = wk_plan_create(4, 16, 32, 4 * TABLE_MAX);
+        room_bytes = mem_take(p->encoding_bytes_max);
+    }
     struct wk_tables *t = wk_tables_create(ENTRIES, limits.vocab_size);
-    struct wk_plan *p = wk_plan_create(4, 16, 32, 4 * TABLE_MAX);
     wk_tables_blocks(t, TABLE_MAX);
     room.paused = false;
-    for (size_t at = 0; at + 2 <= size;) {
-        size_t count = (size_t)data[at] | (size_t)data[at + 1] << 8;
-        at += 2;
+    for (size_t at = 0; at + 3 <= size;) {
+        uint8_t mode = data[at] % 3;
+        size_t count = (size_t)data[at + 1] | (size_t)data[at + 2] << 8;
+        at += 3;
         if (count > size - at)
             count = size - at;
-        uint8_t *bytes = mem_take(count + 1); /* of its size, so that a sanitizer sees more */
-        memcpy(bytes, data + at, count);
-        plan_run(t, p, bytes, count);
+        const uint8_t *from = data + at;
+        size_t bytes_count = count;
+        if (mode > 0) {
+            bytes_count = good_patched(p, mode == 1, from, count, room_bytes);
+            from = room_bytes;
+        }
+        uint8_t *bytes = mem_take(bytes_count + 1); /* of its size: a sanitizer sees what is read */
+        memcpy(bytes, from, bytes_count);
+        plan_run(t, p, bytes, bytes_count);
         mem_give(bytes);
         at += count;
     }
-    wk_plan_destroy(&p);
     wk_tables_destroy(&t);
     return 0;
 }
