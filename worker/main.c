@@ -24,16 +24,16 @@ static const struct param wk_param_table[] = {
 #undef PARAM
 
 /* Where a worker runs does not change what it computes. */
-static const char *const hash_skip[] = {"run_dir",   "state_dir", "redis", "id",
-                                        "log_level", "rank",      NULL};
+static const char *const hash_skip[] = {"run_dir",   "state_dir", "redis",      "id",
+                                        "log_level", "rank",      "fabric_key", NULL};
 
 static bool one_of(const char *value, const char *a, const char *b, const char *c)
 {
     return strcmp(value, a) == 0 || strcmp(value, b) == 0 || (c != NULL && strcmp(value, c) == 0);
 }
 
-/* An address of this host and a port, both in digits: a name could become any address. */
-static bool node_is_local(const char *node, size_t count)
+/* An address and a port, both in digits: a name could become any address. */
+static bool node_parse(const char *node, size_t count, bool *ret_local)
 {
     char text[INET_ADDRSTRLEN];
     struct in_addr address;
@@ -49,20 +49,26 @@ static bool node_is_local(const char *node, size_t count)
             return false;
         port = port * 10 + (uint32_t)(*p - '0');
     }
-    return inet_pton(AF_INET, text, &address) == 1 && ntohl(address.s_addr) >> 24 == 127 &&
-           port > 0 && port <= UINT16_MAX;
+    if (inet_pton(AF_INET, text, &address) != 1 || address.s_addr == 0)
+        return false;
+    *ret_local = ntohl(address.s_addr) >> 24 == 127;
+    return port > 0 && port <= UINT16_MAX;
 }
 
-/* Between hosts tcp would be in the clear: refused. */
+/* Between hosts tcp without a key would be in the clear: refused. */
 static void nodes_check(const struct wk_params *p, struct str *faults)
 {
     uint32_t count = 0;
     if (p->ranks == 1 || strcmp(p->fabric, "tcp") != 0)
         return;
     for (const char *at = p->fabric_nodes; *at != '\0'; count++) {
-        if (!node_is_local(at, strcspn(at, ",")))
+        bool local = false;
+        if (!node_parse(at, strcspn(at, ","), &local))
+            str_add_format(faults, "fabric_nodes: address %u: want A.B.C.D:PORT\n", count + 1);
+        else if (!local && p->fabric_key[0] == '\0')
             str_add_format(faults,
-                           "fabric_nodes: address %u: only 127.x.x.x:PORT, tcp is in the clear\n",
+                           "fabric_nodes: address %u: only 127.x.x.x without fabric_key, tcp "
+                           "would be in the clear\n",
                            count + 1);
         at += strcspn(at, ",");
         at += *at == ',';

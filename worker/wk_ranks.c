@@ -14,6 +14,7 @@
 #include "lib/base/mem.h"
 #include "lib/base/rng.h"
 #include "lib/net/peers.h"
+#include "lib/net/peers_key.h"
 #include "worker/wk_agree.h"
 #include "worker/wk_fabric.h"
 #include "worker/wk_group.h"
@@ -89,7 +90,13 @@ static enum err link_open(struct wk_ranks *r, struct err_detail *detail)
     }
     struct peers_options p = {
         .rank = o->rank, .ranks = o->ranks, .message_bytes_max = 4 * MESSAGE_BYTES};
+    struct peers_key key;
     TRY(nodes_split(r, detail));
+    if (o->key != NULL && o->key[0] != '\0') {
+        TRY(peers_key_load(o->key, &key, detail));
+        p.key_public = key.key_public;
+        p.key_secret = key.key_secret;
+    }
     for (uint32_t i = 0; i < o->ranks; i++)
         p.addresses[i] = r->addresses[i];
     return wk_link_tcp(&p, &r->link, detail);

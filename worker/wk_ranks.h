@@ -27,6 +27,7 @@ struct wk_ranks_options {
     const char *fabric; /* "local" or "tcp" */
     const char *path;   /* local: the shared file */
     const char *nodes;  /* tcp: HOST:PORT of every rank, by commas */
+    const char *key;    /* tcp: file of the group's key; "" or NULL = in the clear */
     const char *memory; /* ranks above 0: file of the cache rows */
     enum shard_moe moe;
     uint32_t deadline_ms, silence_ms;
