@@ -320,5 +320,68 @@ def test_a_tier_is_refused():
         c.__exit__()
 
 
+def test_two_nodes():
+    """A role list per node, one key: worker-1 in folders of its own, at an address of its own."""
+    with_key = os.path.join("state", "fabric.key")
+    a, b = Cluster(worker__threads=1), Cluster(worker__threads=1)
+    port = free_port()
+    nodes = os.path.join(a.dir, "nodes.conf")
+    with open(nodes, "w", encoding="ascii") as f:
+        f.write(f"# two nodes of one host\nleft  127.0.0.1:{port} redis kvmgr drafter router worker gateway\n"
+                f"right 127.0.0.2:{port} worker-1\n")
+
+    def run(c, *arguments, check=True):
+        sets = [x for key, value in c.sets.items() for x in ("--set", f"{key}={value}")]
+        node = "left" if c is a else "right"
+        return c.tandem(*arguments, "--nodes", nodes, "--node", node, *sets, check=check)
+    try:
+        said = run(b, "up", check=False)
+        assert said.returncode == 2 and "tandem keygen" in said.stderr, said
+        a.tandem("keygen")
+        assert a.tandem("keygen", check=False).returncode == 2  # never replaced
+        b.tandem("keygen")
+        assert "FAULT" not in run(a, "doctor", check=False).stdout.split("note  node left")[1]
+        assert "worker-1" in run(b, "up").stdout
+        starter = threading.Thread(target=lambda: run(a, "up"))
+        starter.start()
+        wait_for("rank 0 up", 20, lambda: os.path.exists(os.path.join(a.run_dir, "worker-0.http")))
+        time.sleep(2)  # keys differ: no group, whoever is there
+        assert not a.ready() and rank_health(b, 1)["state"] != "ready"
+        key = os.path.join(a.dir, with_key), os.path.join(b.dir, with_key)
+        with open(key[0], "rb") as f, open(key[1], "wb") as g:
+            g.write(f.read())
+        b.tandem("restart", "worker-1")
+        starter.join(60)
+        assert a.ready() and '"state":"ready"' in b.tandem("status", "--json").stdout
+        assert os.listdir(b.run_dir).count("gateway-0.args") == 0
+        texts_equal(a, greedy_cases()[:2])
+        old = rank_pid(b, 1)
+        longest = max(greedy_cases(), key=lambda case: len(case["ids"]))
+        got, _ = stream_through(a, longest, lambda: os.kill(old, signal.SIGKILL))
+        assert got == longest["ids"], (got, longest["ids"])
+    finally:
+        a.__exit__()
+        b.__exit__()
+
+
+def test_node_files_that_cannot_be():
+    c = Cluster()
+    try:
+        path = os.path.join(c.dir, "nodes.conf")
+        for text, why in (("a 1.2.3 worker\n", "not A.B.C.D"), ("a host:1 worker\n", "not A.B.C.D"),
+                          ("a 1.2.3.4 wroker\n", 'no role "wroker"'), ("b 1.2.3.4 worker\n", 'no node "a"'),
+                          ("a 1.2.3.4 worker\na 1.2.3.5 worker-1\n", "is there twice"),
+                          ("a 1.2.3.4 worker worker-0\n", "worker-0 is there twice"),
+                          ("a 1.2.3.4 worker worker-2\n", "worker-1 is missing"),
+                          ("a 1.2.3.4 worker-0 redis router drafter gateway\nb 1.2.3.5 kvmgr\n",
+                           "kvmgr must be where worker-0 is")):
+            with open(path, "w", encoding="ascii") as f:
+                f.write(text)
+            said = c.tandem("up", "--nodes", path, "--node", "a", check=False)
+            assert said.returncode == 2 and why in said.stderr, (text, said)
+    finally:
+        c.__exit__()
+
+
 if __name__ == "__main__":
     cluster.main(globals())
