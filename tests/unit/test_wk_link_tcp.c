@@ -3,14 +3,17 @@
 #include "tests/unit/fabric_world.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <zmq.h>
 
 #include "lib/base/clock.h"
 #include "lib/net/peers.h"
+#include "lib/net/peers_key.h"
 #include "worker/wk_link_tcp.h"
 
 #define COUNT 3000u
@@ -236,6 +239,67 @@ static void test_pinned_key(void **state)
     peers_destroy(&p);
 }
 
+static void key_write(const char *path, size_t bytes, mode_t mode)
+{
+    uint8_t secret[40];
+    for (size_t i = 0; i < sizeof secret; i++)
+        secret[i] = (uint8_t)(i * 7 + 1);
+    unlink(path);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    assert_int_equal(write(fd, secret, bytes), bytes);
+    assert_int_equal(fchmod(fd, mode), 0);
+    close(fd);
+}
+
+/* A key file is its owner's alone and has one size; every node makes the same pair of it. */
+static void test_key_files(void **state)
+{
+    (void)state;
+    static const struct {
+        size_t bytes;
+        mode_t mode;
+        const char *words;
+    } bad[] = {{32, 0640, "mode 0600"},
+               {32, 0604, "mode 0600"},
+               {31, 0600, "31 bytes"},
+               {33, 0600, "33 bytes"},
+               {0, 0600, "0 bytes"}};
+    char dir[] = "/tmp/fabric-key-XXXXXX", path[64], other[64];
+    struct peers_key a, b;
+    struct err_detail detail;
+    if (!zmq_has("curve"))
+        skip();
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/key", dir);
+    snprintf(other, sizeof other, "%s/link", dir);
+    assert_int_equal(peers_key_load(path, &a, &detail), ERR_IO);
+    for (size_t i = 0; i < ARRAY_COUNT(bad); i++) {
+        key_write(path, bad[i].bytes, bad[i].mode);
+        assert_int_equal(peers_key_load(path, &a, &detail), ERR_INVALID);
+        assert_non_null(strstr(detail.text, bad[i].words));
+        assert_non_null(strstr(detail.text, path));
+    }
+    key_write(path, 32, 0600);
+    assert_int_equal(symlink(path, other), 0);
+    assert_int_equal(peers_key_load(other, &a, &detail), ERR_IO);
+    assert_int_equal(peers_key_load(path, &a, &detail), ERR_OK);
+    assert_int_equal(peers_key_load(path, &b, &detail), ERR_OK);
+    assert_string_equal(a.key_public, b.key_public);
+    assert_int_equal(strlen(a.key_public), PEERS_KEY_CHARS);
+    unlink(other);
+    unlink(path);
+    rmdir(dir);
+    /* It lets its owners in. */
+    struct net n;
+    net_init(&n, 2);
+    for (uint32_t r = 0; r < 2; r++) {
+        n.key_public[r] = a.key_public;
+        n.key_secret[r] = a.key_secret;
+    }
+    net_run(&n, body_rounds);
+    assert_int_equal(n.ended[0] + n.ended[1], 2);
+}
+
 /* What does not look like a rank's message is counted and dropped. */
 static void test_strangers(void **state)
 {
@@ -449,6 +513,7 @@ int main(void)
         cmocka_unit_test(test_keys),      cmocka_unit_test(test_pinned_key),
         cmocka_unit_test(test_strangers), cmocka_unit_test(test_kill_and_stop),
         cmocka_unit_test(test_chance),    cmocka_unit_test(test_damaged_statuses),
+        cmocka_unit_test(test_key_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
