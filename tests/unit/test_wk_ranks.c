@@ -311,6 +311,7 @@ struct side {
     struct loop_waker *waker;
     struct wk_exec *exec;
     uint32_t loaded, attached;
+    char directory[1024];
 };
 
 static void on_news(void *arg)
@@ -342,12 +343,11 @@ static void until(struct side *s, const uint32_t *value, uint32_t least)
 
 static void side_open(struct side *s, struct wk_ranks *ranks)
 {
-    static char directory[1024];
     const char *root = getenv("TANDEM_SOURCE_ROOT");
-    snprintf(directory, sizeof directory, "%s/tests/golden/tiny-glm", root ? root : ".");
+    snprintf(s->directory, sizeof s->directory, "%s/tests/golden/tiny-glm", root ? root : ".");
     s->loop = loop_create();
     s->waker = loop_waker_create(s->loop, on_news, s);
-    struct wk_exec_options o = {.directory = directory,
+    struct wk_exec_options o = {.directory = s->directory,
                                 .numerics = MODEL_EXACT,
                                 .threads = 1,
                                 .entries = 4,
