@@ -358,6 +358,14 @@ static void core_attach(struct km_core *core, struct km_actions *actions,
         attach_refuse(core, actions, peer, m, ERR_UNSUPPORTED);
         return;
     }
+    if (attach->rows_ranks > 1 && core->tier != NULL) {
+        snprintf(core->text, sizeof(core->text),
+                 "kv_store_dir: the tier would keep rank 0's rows only; leave it empty with "
+                 "ranks %u",
+                 attach->rows_ranks);
+        attach_refuse(core, actions, peer, m, ERR_UNSUPPORTED);
+        return;
+    }
     struct km_arena_wanted want = {
         .dsa_layers = attach->dsa_layers,
         .latent_dim = attach->latent_dim,

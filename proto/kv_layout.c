@@ -217,6 +217,24 @@ enum err kv_layout_plan(const struct kv_geometry *g, uint64_t arena_bytes, uint3
     return ERR_OK;
 }
 
+enum err kv_layout_of(const struct kv_geometry *g, uint32_t block_count, uint32_t slot_count,
+                      struct kv_layout *ret_layout, struct err_detail *detail)
+{
+    struct kv_layout l;
+    memset(&l, 0, sizeof(l));
+    CHECK(g != NULL && ret_layout != NULL);
+    TRY(geometry_check(g, detail));
+    TRY(sizes_fill(g, &l, detail));
+    if (block_count < 1 || block_count > KV_BLOCKS_MAX || slot_count < 1 || slot_count > SLOTS_MAX)
+        return err_set(detail, ERR_INVALID, "counts: %u blocks, %u slots", block_count, slot_count);
+    offsets_fill(&l, block_count, slot_count);
+    if (l.arena_bytes > ARENA_BYTES_MAX)
+        return err_set(detail, ERR_INVALID, "%u blocks and %u slots need %llu bytes, above %llu",
+                       block_count, slot_count, (unsigned long long)l.arena_bytes, ARENA_BYTES_MAX);
+    *ret_layout = l;
+    return ERR_OK;
+}
+
 void kv_superblock_seal(struct kv_superblock *s)
 {
     CHECK(s != NULL);
@@ -239,7 +257,6 @@ enum err kv_superblock_check(const struct kv_superblock *s, uint64_t file_bytes,
                              struct kv_layout *ret_layout, struct err_detail *detail)
 {
     struct kv_layout l;
-    memset(&l, 0, sizeof(l));
     CHECK(s != NULL && ret_layout != NULL);
     if (s->magic != KV_MAGIC)
         return err_set(detail, ERR_CORRUPT, "superblock magic: 0x%08x is not ours", s->magic);
@@ -261,13 +278,8 @@ enum err kv_superblock_check(const struct kv_superblock *s, uint64_t file_bytes,
         .interleave = s->interleave,
         .state_bytes = s->state_bytes,
     };
-    if (geometry_check(&g, detail) != ERR_OK || sizes_fill(&g, &l, detail) != ERR_OK)
+    if (kv_layout_of(&g, s->block_count, s->slot_count, &l, detail) != ERR_OK)
         return ERR_CORRUPT;
-    if (s->block_count < 1 || s->block_count > KV_BLOCKS_MAX || s->slot_count < 1 ||
-        s->slot_count > SLOTS_MAX)
-        return err_set(detail, ERR_CORRUPT, "superblock counts: %u blocks, %u slots",
-                       s->block_count, s->slot_count);
-    offsets_fill(&l, s->block_count, s->slot_count);
     if (l.arena_bytes > s->arena_bytes || s->arena_bytes > file_bytes)
         return err_set(detail, ERR_CORRUPT,
                        "superblock arena_bytes: %llu, layout needs %llu, the file has %llu",

@@ -52,6 +52,11 @@ MUST_USE enum err kv_layout_plan(const struct kv_geometry *g, uint64_t arena_byt
                                  uint32_t slot_count, struct kv_layout *ret_layout,
                                  struct err_detail *detail);
 
+/* The layout of so many blocks and slots, whatever file holds them. */
+MUST_USE enum err kv_layout_of(const struct kv_geometry *g, uint32_t block_count,
+                               uint32_t slot_count, struct kv_layout *ret_layout,
+                               struct err_detail *detail);
+
 struct kv_superblock { /* at offset 0; rest of the 4096 bytes is zero */
     uint32_t magic, version;
     struct hash128 layout_fp, model_fp;

@@ -253,6 +253,7 @@ struct msg_kv_attach { /* also repeated after a kvmgr restart */
      * turn.  0, 1, 0: all rows. */
     uint32_t rank, ranks, interleave;
     struct hash128 model_fp;
+    uint32_t rows_ranks; /* workers of the group: above 1 some keep rows that no arena has */
 };
 struct msg_kv_attach_reply {
     uint32_t code;

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <arpa/inet.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -23,12 +24,36 @@ static const struct param wk_param_table[] = {
 #undef PARAM
 
 /* Where a worker runs does not change what it computes. */
-static const char *const hash_skip[] = {"run_dir", "state_dir", "redis",  "id", "log_level",
-                                        "rank",    "group",     "groups", NULL};
+static const char *const hash_skip[] = {"run_dir",     "state_dir", "redis", "id",
+                                        "log_level",   "rank",      "group", "groups",
+                                        "fabric_keys", NULL};
 
 static bool one_of(const char *value, const char *a, const char *b, const char *c)
 {
     return strcmp(value, a) == 0 || strcmp(value, b) == 0 || (c != NULL && strcmp(value, c) == 0);
+}
+
+/* An address and a port, both in digits: a name could become any address. */
+static bool node_parse(const char *node, size_t count, bool *ret_local)
+{
+    char text[INET_ADDRSTRLEN];
+    struct in_addr address;
+    const char *colon = memchr(node, ':', count);
+    size_t host = colon != NULL ? (size_t)(colon - node) : count;
+    if (colon == NULL || host >= sizeof text)
+        return false;
+    memcpy(text, node, host);
+    text[host] = '\0';
+    uint32_t port = 0;
+    for (const char *p = colon + 1; p < node + count; p++) {
+        if (*p < '0' || *p > '9' || port > UINT16_MAX)
+            return false;
+        port = port * 10 + (uint32_t)(*p - '0');
+    }
+    if (inet_pton(AF_INET, text, &address) != 1 || address.s_addr == 0)
+        return false;
+    *ret_local = ntohl(address.s_addr) >> 24 == 127;
+    return port > 0 && port <= UINT16_MAX;
 }
 
 /* Without keys tcp is in the clear: on this host alone, or where somebody says that he knows. */
@@ -38,7 +63,10 @@ static void nodes_check(const struct wk_params *p, struct str *faults)
     if (p->ranks == 1 || strcmp(p->fabric, "tcp") != 0)
         return;
     for (const char *at = p->fabric_nodes; *at != '\0'; count++) {
-        if (strncmp(at, "127.", 4) != 0 && p->fabric_keys[0] == '\0' && !p->insecure_tcp)
+        bool local = false;
+        if (!node_parse(at, strcspn(at, ","), &local))
+            str_add_format(faults, "fabric_nodes: address %u: want A.B.C.D:PORT\n", count + 1);
+        else if (!local && p->fabric_keys[0] == '\0' && !p->insecure_tcp)
             str_add_format(faults,
                            "fabric_nodes: address %u is beyond loopback: give fabric_keys (tandem "
                            "keygen), or insecure_tcp = true\n",

@@ -54,6 +54,7 @@ struct wk_exec {
     struct wk_loaded loaded;
     atomic_bool ending;
     _Atomic uint64_t steps;
+    atomic_bool grouped; /* all ranks are there */
 
     /* device thread only */
     struct model *model;
@@ -74,12 +75,22 @@ struct wk_exec {
     struct wk_result result;
     struct wk_ranks *ranks;
     bool follows; /* a rank above 0 */
-    bool canary_done;
+    bool settled; /* has seen the probe and the canary of a whole group */
     struct hash128 settings;
     struct wk_plan *heard;
     struct wk_plan_ring *ring; /* with ranks: for the dump */
     char dump_path[512];
 };
+
+static uint32_t prefill_seqs_max(const struct wk_exec_options *o)
+{
+    return o->slice_rows_max < WK_PREFILL_SEQS_MAX ? o->slice_rows_max : WK_PREFILL_SEQS_MAX;
+}
+
+static uint32_t decode_seqs_max(const struct wk_exec_options *o)
+{
+    return o->plan_seqs < o->decode_rows_max ? o->plan_seqs : o->decode_rows_max;
+}
 
 /* ---- taps ---- */
 
@@ -175,13 +186,28 @@ static void prefill_begin(struct wk_exec *x, const struct wk_plan *p)
     model_begin(x->prefill_cursor, &x->kv, &x->batch);
 }
 
-static void prefill_finish(struct wk_exec *x)
+/* Copies are kept only if every rank has made its own: nothing else comes after the last
+ * collective of a step. */
+static enum err snapshots_agree(struct wk_exec *x, uint32_t count)
 {
-    const float *logits = model_finish(x->prefill_cursor);
-    if (x->follows || model_cursor_fault(x->prefill_cursor) != ERR_OK) {
-        x->batch.row_count = 0;
-        return; /* rank 0 samples, and tells the tokens with the next plan */
+    return x->ranks != NULL && count > 0 ? wk_barrier(wk_ranks_fabric(x->ranks)) : ERR_OK;
+}
+
+static enum err prefill_snapshots(struct wk_exec *x)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < x->batch.seq_count; i++) {
+        if (x->batch_snapshots[i] == WK_NONE)
+            continue;
+        state_copy(x, x->batch_snapshots[i], x->batch_seqs[i].state_slot);
+        count++;
     }
+    return snapshots_agree(x, count);
+}
+
+/* Rank 0 samples, and tells the tokens with the next plan. */
+static void prefill_sample(struct wk_exec *x, const float *logits)
+{
     uint32_t vocab = x->loaded.info->vocab_size;
     uint32_t row = 0;
     for (uint32_t i = 0; i < x->batch.seq_count; i++) {
@@ -189,8 +215,6 @@ static void prefill_finish(struct wk_exec *x)
         struct wk_result_seq *r = &x->result.seqs[i];
         r->entry = x->batch_entries[i];
         r->count = 0;
-        if (x->batch_snapshots[i] != WK_NONE)
-            state_copy(x, x->batch_snapshots[i], s->state_slot);
         taps_write(x, x->prefill_cursor, r->entry, row, s->row_count, s->position_start);
         if (s->logits_from < s->row_count) {
             CHECK(s->logits_from + 1 == s->row_count);
@@ -202,21 +226,60 @@ static void prefill_finish(struct wk_exec *x)
         row += s->row_count;
     }
     x->result.seq_count = x->batch.seq_count;
-    x->batch.row_count = 0;
 }
 
-static void run_prefill(struct wk_exec *x, const struct wk_plan *p)
+static enum err prefill_finish(struct wk_exec *x)
+{
+    const float *logits = model_finish(x->prefill_cursor);
+    enum err e = model_cursor_fault(x->prefill_cursor);
+    if (e == ERR_OK)
+        e = prefill_snapshots(x);
+    if (e == ERR_OK && !x->follows)
+        prefill_sample(x, logits);
+    x->batch.row_count = 0;
+    return e;
+}
+
+/* The fault of a collective while the plan ran. */
+static enum err run_prefill(struct wk_exec *x, const struct wk_plan *p)
 {
     if (p->begin)
         prefill_begin(x, p);
     CHECK(x->batch.row_count > 0);
     if (p->finish)
-        prefill_finish(x);
-    else
-        model_advance(x->prefill_cursor, p->layer_end);
+        return prefill_finish(x);
+    model_advance(x->prefill_cursor, p->layer_end);
+    return model_cursor_fault(x->prefill_cursor);
 }
 
-static void run_decode(struct wk_exec *x, const struct wk_plan *p)
+static enum err decode_snapshots(struct wk_exec *x, const struct wk_plan *p)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < p->seq_count; i++) {
+        if (!p->seqs[i].snapshot)
+            continue;
+        state_copy(x, p->seqs[i].snapshot_slot, p->seqs[i].state_slot);
+        count++;
+    }
+    return snapshots_agree(x, count);
+}
+
+static void decode_sample(struct wk_exec *x, const struct wk_plan *p, const float *logits)
+{
+    uint32_t vocab = x->loaded.info->vocab_size;
+    for (uint32_t i = 0; i < p->seq_count; i++) {
+        const struct wk_plan_seq *s = &p->seqs[i];
+        wk_tables_sample(x->tables, x->sampler, s->entry, logits, s->row_count,
+                         p->ids + s->ids_at + 1, s->position_start, &x->result.seqs[i]);
+        logits += (size_t)s->row_count * vocab;
+        struct wk_result_seq *r = &x->result.seqs[i];
+        taps_write(x, x->decode_cursor, s->entry, s->ids_at, r->count, s->position_start);
+        mtp_run(x, x->decode_cursor, r, s->ids_at, r->count, s->position_start, p->ids + s->ids_at);
+    }
+    x->result.seq_count = p->seq_count;
+}
+
+static enum err run_decode(struct wk_exec *x, const struct wk_plan *p)
 {
     CHECK(p->row_count <= x->options.decode_rows_max && p->seq_count <= x->options.plan_seqs);
     struct model_batch batch = {
@@ -229,21 +292,11 @@ static void run_decode(struct wk_exec *x, const struct wk_plan *p)
     }
     model_begin(x->decode_cursor, &x->kv, &batch);
     const float *logits = model_finish(x->decode_cursor);
-    if (x->follows || model_cursor_fault(x->decode_cursor) != ERR_OK)
-        return;
-    uint32_t vocab = x->loaded.info->vocab_size;
-    for (uint32_t i = 0; i < p->seq_count; i++) {
-        const struct wk_plan_seq *s = &p->seqs[i];
-        if (s->snapshot)
-            state_copy(x, s->snapshot_slot, s->state_slot);
-        wk_tables_sample(x->tables, x->sampler, s->entry, logits, s->row_count,
-                         p->ids + s->ids_at + 1, s->position_start, &x->result.seqs[i]);
-        logits += (size_t)s->row_count * vocab;
-        struct wk_result_seq *r = &x->result.seqs[i];
-        taps_write(x, x->decode_cursor, s->entry, s->ids_at, r->count, s->position_start);
-        mtp_run(x, x->decode_cursor, r, s->ids_at, r->count, s->position_start, p->ids + s->ids_at);
-    }
-    x->result.seq_count = p->seq_count;
+    TRY(model_cursor_fault(x->decode_cursor));
+    TRY(decode_snapshots(x, p));
+    if (!x->follows)
+        decode_sample(x, p, logits);
+    return ERR_OK;
 }
 
 static void batch_drop(struct wk_exec *x)
@@ -253,17 +306,12 @@ static void batch_drop(struct wk_exec *x)
     x->batch.row_count = 0;
 }
 
-/* The fault of a collective while the plan ran. */
 static enum err kind_run(struct wk_exec *x, const struct wk_plan *p)
 {
-    if (p->kind == WK_PLAN_PREFILL) {
-        run_prefill(x, p);
-        return model_cursor_fault(x->prefill_cursor);
-    }
-    if (p->kind == WK_PLAN_DECODE) {
-        run_decode(x, p);
-        return model_cursor_fault(x->decode_cursor);
-    }
+    if (p->kind == WK_PLAN_PREFILL)
+        return run_prefill(x, p);
+    if (p->kind == WK_PLAN_DECODE)
+        return run_decode(x, p);
     CHECK(x->batch.row_count > 0);
     batch_drop(x);
     return ERR_OK;
@@ -274,14 +322,18 @@ static enum err carry_out(struct wk_exec *x, const struct wk_plan *p)
     uint64_t begun = clock_mono_us();
     x->step_last = p->step;
     atomic_fetch_add_explicit(&x->steps, 1, memory_order_relaxed);
-    if (x->ring != NULL)
-        wk_plan_ring_add(x->ring, p, begun);
     wk_tables_take(x->tables, p);
     mtp_take(x, p);
     enum err e = kind_run(x, p);
     if (x->ring != NULL && e == ERR_OK)
         wk_plan_ring_done(x->ring, p->step, clock_mono_us() - begun);
     return e;
+}
+
+static void grouped_set(struct wk_exec *x, bool grouped)
+{
+    atomic_store(&x->grouped, grouped);
+    loop_wake(x->options.waker);
 }
 
 static void group_lost(struct wk_exec *x, enum err e, const char *text)
@@ -302,6 +354,20 @@ static void group_lost(struct wk_exec *x, enum err e, const char *text)
     log_warn(WORKER, "group lost", "code=%s step=%" PRIu64 " reason=\"%s\"", err_name(e),
              x->step_last, text);
     batch_drop(x);
+    grouped_set(x, false);
+}
+
+static struct wk_tables_room room_of(const struct wk_exec *x)
+{
+    const struct wk_exec_options *o = &x->options;
+    return (struct wk_tables_room){
+        .prefill_rows = o->slice_rows_max,
+        .prefill_seqs = prefill_seqs_max(o),
+        .decode_rows = o->decode_rows_max,
+        .decode_seqs = decode_seqs_max(o),
+        .block_tokens = x->kv.block_tokens,
+        .paused = x->batch.row_count > 0,
+    };
 }
 
 static void run_plan(struct wk_exec *x, const struct wk_plan *p)
@@ -311,9 +377,14 @@ static void run_plan(struct wk_exec *x, const struct wk_plan *p)
     x->result.step = p->step;
     x->result.plan_hash = p->hash;
     x->result.seq_count = 0;
+    struct wk_tables_room room = room_of(x);
     x->result.status = wk_plan_admit(p, x->step_last, x->epoch, &detail);
+    if (x->result.status == ERR_OK)
+        x->result.status = wk_tables_admit(x->tables, &room, p, &detail);
     CHECK(x->result.status == ERR_OK); /* our own core's plan, in our own process */
     taps_change(x);
+    if (x->ring != NULL) /* before it is agreed on: a refused one is what the dump is for */
+        wk_plan_ring_add(x->ring, p, begun);
     if (x->ranks != NULL)
         x->result.status = wk_ranks_tell_plan(x->ranks, p, ERR_OK, &detail);
     if (x->result.status != ERR_OK) {
@@ -354,14 +425,13 @@ static enum err cursors_create(struct wk_exec *x)
     const struct wk_exec_options *o = &x->options;
     struct model_cursor_options prefill = {
         .rows_max = o->slice_rows_max,
-        .seqs_max =
-            o->slice_rows_max < WK_PREFILL_SEQS_MAX ? o->slice_rows_max : WK_PREFILL_SEQS_MAX,
+        .seqs_max = prefill_seqs_max(o),
         .context_max = x->loaded.context_max,
     };
     prefill.logits_rows_max = prefill.seqs_max;
     struct model_cursor_options decode = {
         .rows_max = o->decode_rows_max,
-        .seqs_max = o->plan_seqs < o->decode_rows_max ? o->plan_seqs : o->decode_rows_max,
+        .seqs_max = decode_seqs_max(o),
         .logits_rows_max = o->decode_rows_max,
         .context_max = x->loaded.context_max,
     };
@@ -401,45 +471,62 @@ static struct wk_canary canary_of(const struct wk_exec *x)
                               .shards = group.interleave > 0 ? group.ranks : 1};
 }
 
-/* The canary of all ranks together, where one of them has not run it yet: at the start, and when
- * one was restarted.  ERR_CORRUPT: it comes out otherwise than before. */
+/* ERR_CORRUPT: the canary comes out otherwise than before. */
 static enum err group_canary(struct wk_exec *x)
 {
     struct wk_fabric *f = wk_ranks_fabric(x->ranks);
     struct wk_canary canary = canary_of(x);
     struct wk_loaded loaded = x->loaded;
-    uint32_t needs = !x->canary_done, all[WK_RANKS_MAX], any = 0;
+    wk_canary_run(&canary, &loaded);
+    TRY(wk_barrier(f));
+    if (x->settled &&
+        memcmp(loaded.canary_output, x->loaded.canary_output, sizeof loaded.canary_output) != 0)
+        return ERR_CORRUPT;
+    if (!x->settled) /* nobody else reads it before WK_NEWS_LOADED */
+        x->loaded = loaded;
+    return ERR_OK;
+}
+
+/* The probe and the canary of all ranks together, where one of them has seen neither: at the
+ * start, and when one was restarted. */
+static enum err group_settle(struct wk_exec *x, struct err_detail *detail)
+{
+    struct wk_fabric *f = wk_ranks_fabric(x->ranks);
+    uint32_t needs = !x->settled, all[WK_RANKS_MAX], any = 0;
     TRY(wk_all_gather(f, &needs, sizeof needs, all));
     for (uint32_t r = 0; r < wk_fabric_ranks(f); r++)
         any |= all[r];
     if (any == 0)
         return ERR_OK;
-    wk_canary_run(&canary, &loaded);
-    TRY(wk_barrier(f));
-    if (x->canary_done &&
-        memcmp(loaded.canary_output, x->loaded.canary_output, sizeof loaded.canary_output) != 0) {
-        wk_fabric_leave(f);
-        return ERR_CORRUPT;
-    }
-    if (!x->canary_done) /* nobody else reads it before WK_NEWS_LOADED */
-        x->loaded = loaded;
-    x->canary_done = true;
-    return ERR_OK;
+    enum err e = wk_ranks_probe(x->ranks, detail);
+    if (e == ERR_OK)
+        e = group_canary(x);
+    if (e == ERR_CORRUPT && wk_fabric_fault(f, NULL) == ERR_OK)
+        err_set(detail, e, "canary: the group computes otherwise than before");
+    if (e == ERR_OK)
+        x->settled = true;
+    return e;
 }
 
+/* A group that breaks while it forms is formed again; one that is whole and no good is refused. */
 static enum err group_form(struct wk_exec *x, struct err_detail *detail)
 {
     enum err e;
     batch_drop(x);
-    do {
+    for (;;) {
         TRY(wk_ranks_form(x->ranks, &x->settings, &x->ending, detail));
-        e = group_canary(x);
-    } while (e != ERR_OK && e != ERR_CORRUPT);
-    if (e != ERR_OK)
-        return err_set(detail, e, "canary: the group computes otherwise than before");
+        e = group_settle(x, detail);
+        if (e == ERR_OK || wk_fabric_fault(wk_ranks_fabric(x->ranks), NULL) == ERR_OK)
+            break;
+    }
+    if (e != ERR_OK) {
+        wk_fabric_leave(wk_ranks_fabric(x->ranks));
+        return e;
+    }
     log_info(WORKER, "group formed", "rank=%u ranks=%u epoch=%u",
              wk_fabric_rank(wk_ranks_fabric(x->ranks)), wk_fabric_ranks(wk_ranks_fabric(x->ranks)),
              wk_fabric_epoch(wk_ranks_fabric(x->ranks)));
+    grouped_set(x, true);
     return ERR_OK;
 }
 
@@ -505,6 +592,33 @@ static void group_refused(struct wk_exec *x, enum err e, const char *text)
     nanosleep(&pause, NULL);
 }
 
+/* Of this rank's own model. */
+static struct kv_geometry geometry_of(const struct wk_exec *x)
+{
+    const struct model_info *info = x->loaded.info;
+    return (struct kv_geometry){.dsa_layers = info->dsa_layers,
+                                .latent_dim = info->latent_dim,
+                                .index_dim = info->index_dim,
+                                .index_kpool = info->index_kpool,
+                                .ranks = 1,
+                                .state_bytes = info->state_bytes};
+}
+
+static struct wk_ranks_shape shape_of(const struct wk_exec *x)
+{
+    struct wk_ranks_shape s;
+    memset(&s, 0, sizeof s); /* its bytes are told */
+    s.geometry = geometry_of(x);
+    s.geometry.block_tokens = s.geometry.interleave = x->kv.block_tokens;
+    s.geometry.kv_dtype = KV_F32 + (uint32_t)x->kv.kv_type;
+    s.geometry.index_dtype = KV_F32 + (uint32_t)x->kv.index_type;
+    s.block_count = x->kv.block_count;
+    s.slot_count = x->kv.slot_count;
+    s.epoch = x->epoch;
+    s.step_last = x->step_last;
+    return s;
+}
+
 static void attach(struct wk_exec *x, const struct order *order)
 {
     CHECK(x->batch.row_count == 0);
@@ -515,7 +629,7 @@ static void attach(struct wk_exec *x, const struct order *order)
         return;
     struct hash128 memory;
     struct err_detail detail = {{0}};
-    struct wk_ranks_shape shape = {x->kv, x->epoch, x->step_last};
+    struct wk_ranks_shape shape = shape_of(x);
     do {
         enum err e = wk_ranks_formed(x->ranks) ? ERR_OK : group_form(x, &detail);
         if (e == ERR_CANCELLED)
@@ -539,42 +653,35 @@ static struct wk_plan_limits heard_limits(const struct wk_exec *x)
     };
 }
 
-/* A plan that asks for what the cursors cannot do would be our own CHECK: another rank sent it. */
-static bool heard_runs(const struct wk_exec *x, const struct wk_plan *p)
+static enum err heard_admit(void *arg, const struct wk_plan *p, struct err_detail *detail)
 {
-    bool paused = x->batch.row_count > 0;
-    if (p->kind == WK_PLAN_ABANDON || (p->kind == WK_PLAN_PREFILL && !p->begin))
-        return paused;
-    if (p->seq_count == 0 || p->row_count == 0)
-        return false;
-    if (p->kind == WK_PLAN_PREFILL)
-        return !paused && p->seq_count <= WK_PREFILL_SEQS_MAX &&
-               p->row_count <= x->options.slice_rows_max;
-    return p->row_count <= x->options.decode_rows_max;
+    struct wk_exec *x = arg;
+    struct wk_tables_room room = room_of(x);
+    wk_plan_ring_add(x->ring, p, clock_mono_us());
+    return wk_tables_admit(x->tables, &room, p, detail);
 }
 
-static void shape_take(struct wk_exec *x, const struct wk_ranks_shape *shape)
+static void shape_take(struct wk_exec *x, const struct wk_ranks_heard *heard)
 {
     uint32_t rows = x->options.slice_rows_max > x->options.decode_rows_max
                         ? x->options.slice_rows_max
                         : x->options.decode_rows_max;
     batch_drop(x);
-    x->kv = shape->kv;
-    x->epoch = shape->epoch;
-    x->step_last = shape->step_last;
+    x->kv = heard->kv;
+    x->epoch = heard->shape.epoch;
+    x->step_last = heard->shape.step_last;
     uint32_t table = x->loaded.context_max / x->kv.block_tokens + 2;
     wk_tables_blocks(x->tables, table);
-    if (x->heard == NULL) /* as wide as the core's own, which it takes in */
-        x->heard = wk_plan_create(x->options.plan_seqs, rows, rows + 4 * x->options.entries + table,
-                                  x->loaded.context_max);
+    wk_plan_destroy(&x->heard); /* as wide as the core's own, whose tables hang on the shape too */
+    x->heard = wk_plan_create(x->options.plan_seqs, rows, rows + 4 * x->options.entries + table,
+                              x->loaded.context_max);
 }
 
 /* One order of rank 0, or the group formed anew. */
 static void follow_once(struct wk_exec *x)
 {
     struct err_detail detail = {{0}};
-    struct wk_ranks_shape shape;
-    enum wk_order order = WK_ORDER_NONE;
+    struct wk_ranks_heard heard = {.order = WK_ORDER_NONE};
     enum err e = ERR_OK;
     if (!wk_ranks_formed(x->ranks)) {
         e = group_form(x, &detail);
@@ -582,21 +689,20 @@ static void follow_once(struct wk_exec *x)
         return;
     }
     struct wk_plan_limits limits = {0};
+    struct kv_geometry geometry = geometry_of(x);
     if (x->heard != NULL)
         limits = heard_limits(x);
-    struct wk_ranks_hear want = {.limits = &limits,
+    struct wk_ranks_hear want = {.geometry = &geometry,
+                                 .limits = &limits,
                                  .plan = x->heard,
                                  .step_last = x->step_last,
                                  .epoch = x->epoch,
-                                 .state_bytes = x->loaded.info->state_bytes,
-                                 .dsa_layers = x->loaded.info->dsa_layers};
-    e = wk_ranks_hear(x->ranks, &want, FOLLOW_WAIT_MS, &order, &shape, &detail);
-    if (e == ERR_OK && order == WK_ORDER_SHAPE)
-        shape_take(x, &shape);
-    if (e == ERR_OK && order == WK_ORDER_PLAN && !heard_runs(x, x->heard)) {
-        e = err_set(&detail, ERR_INVALID, "a plan that this rank cannot run");
-        wk_fabric_leave(wk_ranks_fabric(x->ranks));
-    } else if (e == ERR_OK && order == WK_ORDER_PLAN) {
+                                 .admit = heard_admit,
+                                 .arg = x};
+    e = wk_ranks_hear(x->ranks, &want, FOLLOW_WAIT_MS, &heard, &detail);
+    if (e == ERR_OK && heard.order == WK_ORDER_SHAPE)
+        shape_take(x, &heard);
+    if (e == ERR_OK && heard.order == WK_ORDER_PLAN) {
         e = carry_out(x, x->heard);
         wk_fabric_fault(wk_ranks_fabric(x->ranks), &detail);
     }
@@ -673,6 +779,12 @@ static void order_push(struct wk_exec *x, const struct order *order)
     CHECK(sem_post(&x->wake) == 0);
 }
 
+/* Plans come one at a time and there is one end: the other half of the ring is theirs. */
+static bool orders_full(const struct wk_exec *x)
+{
+    return ring_count(x->orders) >= RING_ITEMS / 2;
+}
+
 void wk_exec_destroy(struct wk_exec **exec_p)
 {
     CHECK(exec_p != NULL);
@@ -710,6 +822,12 @@ uint64_t wk_exec_steps(const struct wk_exec *x)
     return atomic_load_explicit(&x->steps, memory_order_relaxed);
 }
 
+bool wk_exec_grouped(const struct wk_exec *x)
+{
+    CHECK_OBJ(x, WK_EXEC_MAGIC);
+    return atomic_load(&x->grouped);
+}
+
 bool wk_exec_news(struct wk_exec *x, struct wk_news *ret_news)
 {
     CHECK_OBJ(x, WK_EXEC_MAGIC);
@@ -736,19 +854,25 @@ const struct err_detail *wk_exec_failure(const struct wk_exec *x)
     return &x->failure;
 }
 
-void wk_exec_attach(struct wk_exec *x, const struct model_kv *kv, uint32_t epoch)
+enum err wk_exec_attach(struct wk_exec *x, const struct model_kv *kv, uint32_t epoch)
 {
     CHECK_OBJ(x, WK_EXEC_MAGIC);
     CHECK(kv->blocks != NULL && kv->block_tokens > 0);
+    if (orders_full(x))
+        return ERR_BUSY;
     order_push(x, &(struct order){.type = ORDER_ATTACH, .kv = *kv, .epoch = epoch});
+    return ERR_OK;
 }
 
-void wk_exec_taps(struct wk_exec *x, struct wk_taps **taps_p)
+enum err wk_exec_taps(struct wk_exec *x, struct wk_taps **taps_p)
 {
     CHECK_OBJ(x, WK_EXEC_MAGIC);
     CHECK(*taps_p != NULL);
+    if (orders_full(x))
+        return ERR_BUSY;
     order_push(x, &(struct order){.type = ORDER_TAPS, .taps = *taps_p});
     *taps_p = NULL;
+    return ERR_OK;
 }
 
 void wk_exec_run(struct wk_exec *x, const struct wk_plan *plan)

@@ -69,14 +69,17 @@ const struct err_detail *wk_exec_failure(const struct wk_exec *x); /* after WK_N
 
 /* Names the cache memory for all later plans, which are of this epoch.  Only while no plan is in
  * flight and no prefill batch is paused.  With several ranks WK_NEWS_ATTACHED says when all have
- * it, which takes as long as the group takes to form.  A plan that fails because of another rank
- * comes back with its error, and the memory has to be named again. */
-void wk_exec_attach(struct wk_exec *x, const struct model_kv *kv, uint32_t epoch);
+ * it, which takes as long as the group takes to form; ERR_BUSY when too many are waiting.  A plan
+ * that fails because of another rank comes back with its error, and the memory has to be named
+ * again. */
+MUST_USE enum err wk_exec_attach(struct wk_exec *x, const struct model_kv *kv, uint32_t epoch);
 /* Ranks above 0 carry out what rank 0 tells them from loading on; nothing is handed to them. */
 uint64_t wk_exec_steps(const struct wk_exec *x); /* plans carried out */
+bool wk_exec_grouped(const struct wk_exec *x);   /* all ranks are there; a change wakes the loop */
 
-/* Hands a tap ring over; it is written to from the next batch that begins with none paused. */
-void wk_exec_taps(struct wk_exec *x, struct wk_taps **taps_p);
+/* Hands a tap ring over; it is written to from the next batch that begins with none paused.
+ * ERR_BUSY, and the ring is still the caller's: too many wait for the device thread. */
+MUST_USE enum err wk_exec_taps(struct wk_exec *x, struct wk_taps **taps_p);
 /* Hands the plan over until its WK_NEWS_DONE. */
 void wk_exec_run(struct wk_exec *x, const struct wk_plan *plan);
 

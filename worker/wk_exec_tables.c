@@ -115,6 +115,83 @@ static void history_take(struct wk_tables *t, struct wk_entry *e, const struct w
     wk_tables_add(t, s->entry, plan->history + s->history_at, s->history_count);
 }
 
+static enum err seq_bad(const struct wk_plan_seq *s, const char *why, struct err_detail *detail)
+{
+    return err_set(detail, ERR_INVALID, "plan: entry %u: %s", s->entry, why);
+}
+
+/* What wk_tables_take and model_begin rely on. */
+static enum err seq_admit(const struct wk_tables *t, const struct wk_tables_room *room,
+                          const struct wk_plan *p, const struct wk_plan_seq *s,
+                          struct err_detail *detail)
+{
+    if (s->entry >= t->entry_count)
+        return seq_bad(s, "no such entry", detail);
+    if (s->setup != WK_NONE && s->setup >= p->setup_count)
+        return seq_bad(s, "a setup that the plan does not have", detail);
+    if (s->fresh && s->setup == WK_NONE)
+        return seq_bad(s, "fresh without a setup", detail);
+    if (s->setup != WK_NONE && s->history_count != s->position_start &&
+        (s->history_count != 0 || wk_plan_penalised(&p->setups[s->setup])))
+        return seq_bad(s, "the tokens before its rows are missing", detail);
+    uint32_t have = s->setup != WK_NONE ? 0 : t->entries[s->entry].block_count;
+    if (s->block_first != have || s->block_count > t->blocks_max - have)
+        return seq_bad(s, "blocks that do not continue its table", detail);
+    if (((uint64_t)have + s->block_count) * room->block_tokens <
+        (uint64_t)s->position_start + s->row_count)
+        return seq_bad(s, "rows beyond its blocks", detail);
+    if (p->kind == WK_PLAN_PREFILL
+            ? s->row_count - s->logits_from > 1
+            : s->logits_from != 0 || s->row_count > WK_STEP_ROWS_MAX || s->final_count == 0)
+        return seq_bad(s, "rows with logits, or tokens before them, that do not fit", detail);
+    return ERR_OK;
+}
+
+/* Rows lie one after another in ids; no sequence and no state twice. */
+static enum err seqs_admit(const struct wk_tables *t, const struct wk_tables_room *room,
+                           const struct wk_plan *p, struct err_detail *detail)
+{
+    uint64_t rows = 0;
+    for (uint32_t i = 0; i < p->seq_count; i++) {
+        const struct wk_plan_seq *s = &p->seqs[i];
+        TRY(seq_admit(t, room, p, s, detail));
+        if (s->ids_at != rows)
+            return seq_bad(s, "its ids are not next", detail);
+        rows += s->row_count;
+        for (uint32_t k = 0; k < i; k++)
+            if (p->seqs[k].entry == s->entry || p->seqs[k].state_slot == s->state_slot)
+                return seq_bad(s, "twice, or its state is another's", detail);
+    }
+    if (rows != p->row_count)
+        return err_set(detail, ERR_INVALID, "plan: %u rows, its sequences have %llu", p->row_count,
+                       (unsigned long long)rows);
+    return ERR_OK;
+}
+
+enum err wk_tables_admit(const struct wk_tables *t, const struct wk_tables_room *room,
+                         const struct wk_plan *plan, struct err_detail *detail)
+{
+    CHECK_OBJ(t, WK_TABLES_MAGIC);
+    const struct wk_plan *p = plan;
+    bool goes_on = p->kind == WK_PLAN_ABANDON || (p->kind == WK_PLAN_PREFILL && !p->begin);
+    if (goes_on) {
+        if (!room->paused)
+            return err_set(detail, ERR_INVALID, "plan: goes on with a batch, none is paused");
+        if (p->seq_count > 0 || p->row_count > 0 || p->block_count > 0)
+            return err_set(detail, ERR_INVALID, "plan: goes on with a batch and names rows");
+        return ERR_OK;
+    }
+    bool prefill = p->kind == WK_PLAN_PREFILL;
+    uint32_t rows_max = prefill ? room->prefill_rows : room->decode_rows;
+    uint32_t seqs_max = prefill ? room->prefill_seqs : room->decode_seqs;
+    if (prefill && room->paused)
+        return err_set(detail, ERR_INVALID, "plan: begins a batch, one is paused");
+    if (p->seq_count == 0 || p->seq_count > seqs_max || p->row_count > rows_max)
+        return err_set(detail, ERR_INVALID, "plan: %u rows of %u sequences, at most %u of %u",
+                       p->row_count, p->seq_count, rows_max, seqs_max);
+    return seqs_admit(t, room, p, detail);
+}
+
 void wk_tables_take(struct wk_tables *t, const struct wk_plan *plan)
 {
     CHECK_OBJ(t, WK_TABLES_MAGIC);

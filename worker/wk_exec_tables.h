@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "lib/base/err.h"
 #include "lib/model/sampler.h"
 #include "worker/wk_plan.h"
 
@@ -28,6 +29,18 @@ void wk_tables_destroy(struct wk_tables **tables_p);
 /* Room for block tables; grows only when an arena with other blocks is attached. */
 void wk_tables_blocks(struct wk_tables *t, uint32_t blocks_max);
 
+/* What the executor can carry out at the moment. */
+struct wk_tables_room {
+    uint32_t prefill_rows, prefill_seqs, decode_rows, decode_seqs; /* of the cursors */
+    uint32_t block_tokens;
+    bool paused; /* a prefill batch waits between layers */
+};
+
+/* Whether the plan can be carried out as it is: it fits the tables, the cursors and what is going
+ * on.  Changes nothing.  Together with wk_plan_decode it keeps every CHECK behind it out of reach
+ * of another machine's bytes.  ERR_INVALID says what does not fit. */
+MUST_USE enum err wk_tables_admit(const struct wk_tables *t, const struct wk_tables_room *room,
+                                  const struct wk_plan *plan, struct err_detail *detail);
 /* Applies what a plan says of its sequences: setups and new blocks. */
 void wk_tables_take(struct wk_tables *t, const struct wk_plan *plan);
 struct wk_entry *wk_tables_at(struct wk_tables *t, uint32_t entry);

@@ -18,6 +18,20 @@ static void sleep_us(uint64_t us)
     nanosleep(&t, NULL);
 }
 
+static void own_publish(struct wk_fabric *f)
+{
+    f->own.sum = wk_status_sum(&f->own);
+    f->link.ops->publish(f->link.self, &f->own);
+}
+
+/* False: nothing sound is known of the peer. */
+static bool peer_look(struct wk_fabric *f, uint32_t peer, struct wk_status *ret_status,
+                      uint64_t *ret_heard_us)
+{
+    f->link.ops->peer(f->link.self, peer, ret_status, ret_heard_us);
+    return *ret_heard_us != 0 && wk_status_sound(ret_status);
+}
+
 static void *beater_main(void *arg)
 {
     struct wk_fabric *f = arg;
@@ -45,7 +59,7 @@ struct wk_fabric *wk_fabric_create(const struct wk_fabric_options *options)
     while (f->own.incarnation == 0)
         rng_system(&f->own.incarnation, sizeof f->own.incarnation);
     f->own.settings = options->settings;
-    f->link.ops->publish(f->link.self, &f->own);
+    own_publish(f);
     f->link.ops->beat(f->link.self);
     CHECK(pthread_create(&f->beater, NULL, beater_main, f) == 0);
     return f;
@@ -73,8 +87,9 @@ static void group_leave(struct wk_fabric *f, enum err e)
     f->fault = e;
     f->stats.faults++;
     f->own.joined = 0;
-    f->own.epoch++;
-    f->link.ops->publish(f->link.self, &f->own);
+    if (f->own.epoch < WK_EPOCH_MAX)
+        f->own.epoch++;
+    own_publish(f);
 }
 
 enum err wk_fabric_fail(struct wk_fabric *f, enum err e, const char *format, ...)
@@ -105,8 +120,7 @@ enum err wk_fabric_look(struct wk_fabric *f, const char *what)
         uint64_t heard_us;
         if (peer == f->rank)
             continue;
-        f->link.ops->peer(f->link.self, peer, &s, &heard_us);
-        if (heard_us == 0)
+        if (!peer_look(f, peer, &s, &heard_us))
             return wk_fabric_fail(f, ERR_CLOSED, "%s of step %" PRIu64 ": rank %u is gone", what,
                                   f->step, peer);
         if (now > heard_us && now - heard_us > (uint64_t)f->options.silence_ms * 1000)
@@ -137,8 +151,7 @@ static bool group_agree(struct wk_fabric *f, struct wk_status *peers, char *miss
         uint64_t heard_us;
         if (peer == f->rank)
             continue;
-        f->link.ops->peer(f->link.self, peer, s, &heard_us);
-        bool live = heard_us != 0 && s->incarnation != 0 &&
+        bool live = peer_look(f, peer, s, &heard_us) &&
                     (now <= heard_us || now - heard_us <= (uint64_t)f->options.silence_ms * 1000);
         /* A group that knows another incarnation of us, or none, is over. */
         bool ours = !s->joined || s->members[f->rank] == f->own.incarnation;
@@ -151,8 +164,8 @@ static bool group_agree(struct wk_fabric *f, struct wk_status *peers, char *miss
         at = n > 0 && at + (size_t)n < bytes ? at + (size_t)n : at;
     }
     if (epoch != f->own.epoch) {
-        f->own.epoch = epoch;
-        f->link.ops->publish(f->link.self, &f->own);
+        f->own.epoch = epoch < WK_EPOCH_MAX ? epoch : WK_EPOCH_MAX;
+        own_publish(f);
         return false;
     }
     return all;
@@ -185,7 +198,7 @@ static void group_enter(struct wk_fabric *f, const struct wk_status *peers)
     f->step = 0;
     f->fault = ERR_OK;
     f->stats.joins++;
-    f->link.ops->publish(f->link.self, &f->own);
+    own_publish(f);
 }
 
 enum err wk_fabric_join(struct wk_fabric *f, uint32_t wait_ms, struct err_detail *detail)
@@ -195,9 +208,11 @@ enum err wk_fabric_join(struct wk_fabric *f, uint32_t wait_ms, struct err_detail
     struct wk_status peers[WK_RANKS_MAX] = {0};
     char missing[64];
     wk_fabric_leave(f);
+    if (f->own.epoch == WK_EPOCH_MAX)
+        return err_set(detail, ERR_EPOCH, "the group's epochs are used up: restart all its ranks");
     if (f->own.epoch == 0) {
         f->own.epoch = 1;
-        f->link.ops->publish(f->link.self, &f->own);
+        own_publish(f);
     }
     for (;;) {
         if (group_agree(f, peers, missing, sizeof missing)) {

@@ -28,6 +28,7 @@ struct wk_follower {
     struct loop_waker *waker;
     struct wk_ranks *ranks;
     struct wk_exec *exec;
+    bool loaded, ready;
     int exit_code;
 };
 
@@ -38,6 +39,18 @@ static void on_health(void *arg, struct str *out)
                    w->params->ranks, w->exec != NULL ? wk_exec_steps(w->exec) : 0);
 }
 
+/* Ready is who would carry out rank 0's next plan. */
+static void group_show(struct wk_follower *w)
+{
+    bool ready = w->loaded && wk_exec_grouped(w->exec);
+    if (ready == w->ready)
+        return;
+    w->ready = ready;
+    log_info(WORKER, ready ? "ready" : "not ready", "rank=%u group=%s", w->params->rank,
+             ready ? "formed" : "lost");
+    status_set_state(w->status, ready ? "ready" : "degraded");
+}
+
 static void on_news(void *arg)
 {
     struct wk_follower *w = arg;
@@ -45,7 +58,7 @@ static void on_news(void *arg)
     while (wk_exec_news(w->exec, &news)) {
         if (news.type == WK_NEWS_LOADED) {
             log_info(WORKER, "model loaded", "rank=%u ranks=%u", w->params->rank, w->params->ranks);
-            status_set_state(w->status, "ready");
+            w->loaded = true;
             continue;
         }
         CHECK(news.type == WK_NEWS_FAILED); /* nothing else comes without an order of ours */
@@ -53,6 +66,7 @@ static void on_news(void *arg)
         w->exit_code = 2;
         loop_stop(w->loop);
     }
+    group_show(w);
 }
 
 static enum err status_open(struct wk_follower *w, struct err_detail *detail)

@@ -8,7 +8,10 @@
 #ifndef WORKER_WK_LINK_H
 #define WORKER_WK_LINK_H
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "lib/base/check.h"
 #include "lib/base/err.h"
@@ -49,8 +52,26 @@ struct wk_status {
     uint32_t joined;      /* 1: in a group of that epoch with these members */
     uint64_t members[WK_RANKS_MAX];
     struct hash128 settings;
+    uint64_t sum; /* of the fields above: wk_status_sum */
 };
-STATIC_CHECK(sizeof(struct wk_status) == 32 + 8 * WK_RANKS_MAX);
+STATIC_CHECK(sizeof(struct wk_status) == 40 + 8 * WK_RANKS_MAX);
+
+/* An epoch goes up by one when a group is lost: what is above came from nowhere. */
+#define WK_EPOCH_MAX (1u << 31)
+
+static inline uint64_t wk_status_sum(const struct wk_status *s)
+{
+    struct hash128 h = hash_xxh3_once(s, offsetof(struct wk_status, sum));
+    uint64_t sum;
+    memcpy(&sum, h.bytes, sizeof sum);
+    return sum;
+}
+
+/* A status as its rank published it; another is nobody's. */
+static inline bool wk_status_sound(const struct wk_status *s)
+{
+    return s->sum == wk_status_sum(s) && s->epoch <= WK_EPOCH_MAX && s->incarnation != 0;
+}
 
 struct wk_link_message {
     struct wk_head head;

@@ -23,7 +23,7 @@ struct tcp_link {
     struct wk_status own;
     struct wk_status statuses[WK_RANKS_MAX];
     uint64_t heard_us[WK_RANKS_MAX];
-    uint64_t beaten_us;
+    uint64_t beaten_us, notes_damaged;
 };
 
 static void beat_locked(struct tcp_link *k)
@@ -37,13 +37,26 @@ static void beat_locked(struct tcp_link *k)
     }
 }
 
+/* A damaged note is no sign of life: the one before stays. */
+static void note_take(struct tcp_link *k, uint32_t peer, uint64_t now)
+{
+    struct wk_status s;
+    if (!peers_note(k->peers, peer, &s, sizeof s))
+        return;
+    if (!wk_status_sound(&s)) {
+        k->notes_damaged++;
+        return;
+    }
+    k->statuses[peer] = s;
+    k->heard_us[peer] = now;
+}
+
 static void pump_locked(struct tcp_link *k, uint32_t wait_ms)
 {
     peers_pump(k->peers, wait_ms);
     uint64_t now = clock_mono_us();
     for (uint32_t peer = 0; peer < k->ranks; peer++)
-        if (peers_note(k->peers, peer, &k->statuses[peer], sizeof k->statuses[peer]))
-            k->heard_us[peer] = now;
+        note_take(k, peer, now);
     if (now - k->beaten_us >= WK_BEAT_MS * 1000u)
         beat_locked(k);
 }

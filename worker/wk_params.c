@@ -57,7 +57,9 @@ enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,
                                  .memory = memory,
                                  .deadline_ms = p->fabric_deadline_ms,
                                  .silence_ms = p->fabric_silence_ms,
-                                 .interleave = wk_params_interleave(p)};
+                                 .interleave = wk_params_interleave(p),
+                                 .floors = {.latency_us_max = p->fabric_latency_us_max,
+                                            .bandwidth_mb_min = p->fabric_bandwidth_mb_min}};
     if (!shard_moe_parse(p->moe_split, &o.moe))
         return err_set(detail, ERR_INVALID, "moe_split: %s: auto, tp or ep", p->moe_split);
     int at = snprintf(path, sizeof path, "%s/fabric", p->run_dir);

@@ -62,7 +62,8 @@ static enum err rows_run(struct wk_fabric *f, struct work *w, struct wk_probe_re
     for (uint32_t i = 0; i < WK_PROBE_SIZES; i++)
         TRY(size_run(f, w, sizes[i], &report->rows[i]));
     TRY(wk_all_gather(f, report, sizeof *report, all));
-    for (uint32_t r = 0; r < wk_fabric_ranks(f); r++)
+    *report = all[0]; /* all ranks must come to the same, also where medians are equal */
+    for (uint32_t r = 1; r < wk_fabric_ranks(f); r++)
         for (uint32_t i = 0; i < WK_PROBE_SIZES; i++)
             if (all[r].rows[i].median_us > report->rows[i].median_us)
                 report->rows[i] = all[r].rows[i];

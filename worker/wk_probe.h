@@ -13,7 +13,7 @@
 #include "lib/base/err.h"
 
 #define WK_PROBE_SIZES   4u
-#define WK_PROBE_SIZE_MS 400u
+#define WK_PROBE_SIZE_MS 100u
 
 struct wk_fabric;
 

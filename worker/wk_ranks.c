@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "lib/base/check.h"
+#include "lib/base/log.h"
 #include "lib/base/mem.h"
 #include "lib/base/rng.h"
 #include "lib/net/keys.h"
@@ -22,9 +23,8 @@
 #include "worker/wk_plan.h"
 
 #define RANKS_MAGIC       0x574b5253u
-#define MEMORY_MAGIC      0x314d5254u /* "TRM1" */
+#define MEMORY_MAGIC      0x324d5254u /* "TRM2" */
 #define MEMORY_HEAD_BYTES 4096u
-#define MEMORY_BYTES_MAX  ((uint64_t)1 << 44)
 #define MESSAGE_BYTES     16384u /* the quickest of those measured, for an exchange of 64 KiB */
 #define SPIN_US           50u
 #define JOIN_WAIT_MS      500u
@@ -33,8 +33,8 @@
 struct memory_head {
     uint32_t magic, zero;
     uint64_t incarnation;
-    uint64_t blocks_bytes, slots_bytes;
-    struct hash128 settings;
+    uint32_t block_count, slot_count;
+    struct hash128 layout_fp, settings;
 };
 
 /* Before every tale. */
@@ -55,6 +55,7 @@ struct wk_ranks {
     uint8_t *tale; /* [TALE_BYTES_MAX] */
     uint8_t *memory;
     uint64_t memory_bytes;
+    struct wk_agree_epochs epochs; /* of the shape that holds */
 };
 
 struct model_group wk_ranks_group(struct wk_ranks *r)
@@ -171,6 +172,23 @@ struct wk_fabric *wk_ranks_fabric(struct wk_ranks *r)
     return r->fabric;
 }
 
+enum err wk_ranks_probe(struct wk_ranks *r, struct err_detail *detail)
+{
+    CHECK_OBJ(r, RANKS_MAGIC);
+    struct wk_probe_report report = {{{0}}};
+    char path[sizeof r->addresses[0] + 8] = "local";
+    if (r->local == NULL)
+        snprintf(path, sizeof path, "%s", r->addresses[r->options.rank]);
+    enum err e = wk_probe_run(r->fabric, &r->options.floors, path, &report, detail);
+    if (e != ERR_OK && e != ERR_UNSUPPORTED)
+        return e;
+    for (uint32_t i = 0; i < WK_PROBE_SIZES; i++)
+        log_info(WORKER, "fabric measured", "path=%s bytes=%u median_us=%u p95_us=%u mb_per_s=%u",
+                 path, report.rows[i].bytes, report.rows[i].median_us, report.rows[i].p95_us,
+                 report.rows[i].bandwidth_mb);
+    return e;
+}
+
 /* ---- rank 0 ---- */
 
 static enum err tell(struct wk_ranks *r, enum wk_order order, const void *bytes, size_t count)
@@ -183,12 +201,16 @@ static enum err tell(struct wk_ranks *r, enum wk_order order, const void *bytes,
 }
 
 /* Every rank shows the incarnation of its memory; rank 0 has none of its own here. */
-static enum err memories_gather(struct wk_ranks *r, struct hash128 *ret_memory)
+static enum err memories_gather(struct wk_ranks *r, uint32_t epoch, struct hash128 *ret_memory)
 {
     const struct memory_head *head = (const struct memory_head *)(const void *)r->memory;
     uint64_t own = head != NULL ? head->incarnation : 0, all[WK_RANKS_MAX] = {0};
     TRY(wk_all_gather(r->fabric, &own, sizeof own, all));
     *ret_memory = hash_xxh3_once(all, r->options.ranks * sizeof own);
+    uint32_t others;
+    memcpy(&others, ret_memory->bytes, sizeof others);
+    r->epochs = r->options.rank == 0 ? (struct wk_agree_epochs){epoch, others}
+                                     : (struct wk_agree_epochs){others, epoch};
     return ERR_OK;
 }
 
@@ -196,56 +218,70 @@ enum err wk_ranks_tell_shape(struct wk_ranks *r, const struct wk_ranks_shape *sh
                              struct hash128 *ret_memory)
 {
     CHECK_OBJ(r, RANKS_MAGIC);
-    struct wk_ranks_shape bare = *shape;
-    bare.kv.blocks = NULL;
-    bare.kv.slots = NULL;
-    TRY(tell(r, WK_ORDER_SHAPE, &bare, sizeof bare));
-    return memories_gather(r, ret_memory);
+    TRY(tell(r, WK_ORDER_SHAPE, shape, sizeof *shape));
+    return memories_gather(r, shape->epoch, ret_memory);
+}
+
+struct wk_agree_epochs wk_ranks_epochs(const struct wk_ranks *r)
+{
+    CHECK_OBJ(r, RANKS_MAGIC);
+    return r->epochs;
 }
 
 enum err wk_ranks_tell_plan(struct wk_ranks *r, const struct wk_plan *plan, enum err own,
                             struct err_detail *detail)
 {
-    static const struct wk_agree_epochs same = {0, 0};
     CHECK_OBJ(r, RANKS_MAGIC);
     enum err e = tell(r, WK_ORDER_PLAN, plan->encoding, plan->encoding_bytes);
     if (e != ERR_OK) {
         wk_fabric_fault(r->fabric, detail);
         return e;
     }
-    return wk_agree_step(r->fabric, plan, plan->step, &same, own, detail);
+    return wk_agree_step(r->fabric, plan, plan->step, &r->epochs, own, detail);
 }
 
 /* ---- ranks above 0 ---- */
 
-/* What rank 0 says of its memory must make sense before anything is computed from it. */
-static enum err shape_check(const struct wk_ranks_shape *s, const struct wk_ranks_hear *want,
-                            struct err_detail *detail)
+/* Numbers alone come from rank 0, and what they lead to is computed here. */
+static enum err shape_layout(const struct wk_ranks_shape *s, const struct kv_geometry *own,
+                             struct kv_layout *ret_layout, struct err_detail *detail)
 {
-    const struct model_kv *kv = &s->kv;
-    bool sound = kv->block_tokens > 0 && kv->block_count > 0 && kv->slot_count > 0 &&
-                 kv->index_offset <= kv->layer_stride &&
-                 kv->block_stride < MEMORY_BYTES_MAX / kv->block_count &&
-                 want->state_bytes < MEMORY_BYTES_MAX / kv->slot_count &&
-                 (want->dsa_layers == 0 || kv->layer_stride <= kv->block_stride / want->dsa_layers);
-    return sound ? ERR_OK : err_set(detail, ERR_INVALID, "rank 0 tells a shape that cannot be");
+    struct kv_geometry g = s->geometry;
+    const struct {
+        const char *name;
+        uint32_t theirs, ours;
+    } rows[] = {{"dsa_layers", g.dsa_layers, own->dsa_layers},
+                {"latent_dim", g.latent_dim, own->latent_dim},
+                {"index_dim", g.index_dim, own->index_dim},
+                {"index_kpool", g.index_kpool, own->index_kpool},
+                {"rank", g.rank, 0},
+                {"ranks", g.ranks, 1}};
+    for (size_t i = 0; i < ARRAY_COUNT(rows); i++)
+        if (rows[i].theirs != rows[i].ours)
+            return err_set(detail, ERR_INVALID, "shape of rank 0: %s is %u, here %u", rows[i].name,
+                           rows[i].theirs, rows[i].ours);
+    struct err_detail why = {{0}};
+    g.state_bytes = own->state_bytes; /* the heads may be split unevenly */
+    enum err e = kv_layout_of(&g, s->block_count, s->slot_count, ret_layout, &why);
+    return e == ERR_OK ? e : err_set(detail, e, "shape of rank 0: %.200s", why.text);
 }
 
 static bool memory_fits(const struct wk_ranks *r, const struct memory_head *have,
                         const struct memory_head *need)
 {
-    return have->magic == need->magic && have->blocks_bytes == need->blocks_bytes &&
-           have->slots_bytes == need->slots_bytes && have->incarnation != 0 &&
+    return have->magic == need->magic && have->block_count == need->block_count &&
+           have->slot_count == need->slot_count && have->incarnation != 0 &&
+           memcmp(&have->layout_fp, &need->layout_fp, sizeof have->layout_fp) == 0 &&
            memcmp(&have->settings, &r->settings, sizeof r->settings) == 0;
 }
 
 /* The file of an earlier life if it is of this shape and these weights, else a new one. */
-static enum err memory_map(struct wk_ranks *r, struct memory_head *need, struct err_detail *detail)
+static enum err memory_map(struct wk_ranks *r, struct memory_head *need, uint64_t bytes,
+                           struct err_detail *detail)
 {
     const char *path = r->memory_path;
     struct stat st;
     struct memory_head have = {0};
-    uint64_t bytes = MEMORY_HEAD_BYTES + need->blocks_bytes + need->slots_bytes;
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
         if (fd >= 0)
@@ -276,50 +312,67 @@ static enum err memory_map(struct wk_ranks *r, struct memory_head *need, struct 
 }
 
 static enum err shape_take(struct wk_ranks *r, const struct wk_ranks_hear *want,
-                           struct wk_ranks_shape *s, struct err_detail *detail)
+                           struct wk_ranks_heard *h, struct err_detail *detail)
 {
     struct hash128 memory;
-    TRY(shape_check(s, want, detail));
+    struct kv_layout l;
+    TRY(shape_layout(&h->shape, want->geometry, &l, detail));
     struct memory_head need = {.magic = MEMORY_MAGIC,
-                               .blocks_bytes = s->kv.block_count * s->kv.block_stride,
-                               .slots_bytes = s->kv.slot_count * want->state_bytes};
+                               .block_count = l.block_count,
+                               .slot_count = l.slot_count,
+                               .layout_fp = l.layout_fp};
+    uint64_t blocks_bytes = l.block_count * l.block_bytes;
+    uint64_t bytes = MEMORY_HEAD_BYTES + blocks_bytes + l.slot_count * l.slot_bytes;
     if (r->memory != NULL)
         munmap(r->memory, r->memory_bytes);
     r->memory = NULL;
-    TRY(memory_map(r, &need, detail));
-    s->kv.blocks = r->memory + MEMORY_HEAD_BYTES;
-    s->kv.slots = s->kv.blocks + need.blocks_bytes;
-    s->kv.slot_stride = want->state_bytes;
-    return memories_gather(r, &memory);
+    TRY(memory_map(r, &need, bytes, detail));
+    h->kv = (struct model_kv){.blocks = r->memory + MEMORY_HEAD_BYTES,
+                              .block_stride = l.block_bytes,
+                              .layer_stride = l.layer_stride,
+                              .index_offset = l.index_offset,
+                              .block_tokens = l.geometry.block_tokens,
+                              .block_count = l.block_count,
+                              .slots = r->memory + MEMORY_HEAD_BYTES + blocks_bytes,
+                              .slot_stride = l.slot_bytes,
+                              .slot_count = l.slot_count,
+                              .kv_type = (enum kv_row)(l.geometry.kv_dtype - KV_F32),
+                              .index_type = (enum kv_row)(l.geometry.index_dtype - KV_F32)};
+    return memories_gather(r, h->shape.epoch, &memory);
+}
+
+static enum err plan_judge(const struct wk_ranks_hear *want, const uint8_t *bytes, size_t count,
+                           struct err_detail *detail)
+{
+    if (want->plan == NULL)
+        return err_set(detail, ERR_INVALID, "a plan before any shape");
+    TRY(wk_plan_decode(bytes, count, want->limits, want->plan, detail));
+    TRY(wk_plan_admit(want->plan, want->step_last, want->epoch, detail));
+    return want->admit(want->arg, want->plan, detail);
 }
 
 static enum err plan_take(struct wk_ranks *r, const struct wk_ranks_hear *want,
                           const uint8_t *bytes, size_t count, struct err_detail *detail)
 {
-    static const struct wk_agree_epochs same = {0, 0};
     struct err_detail why = {{0}};
-    enum err own = want->plan == NULL
-                       ? ERR_INVALID
-                       : wk_plan_decode(bytes, count, want->limits, want->plan, &why);
+    enum err own = plan_judge(want, bytes, count, &why);
     uint64_t step = own == ERR_OK ? want->plan->step : want->step_last + 1;
-    if (own == ERR_OK)
-        own = wk_plan_admit(want->plan, want->step_last, want->epoch, &why);
     enum err e =
-        wk_agree_step(r->fabric, own == ERR_OK ? want->plan : NULL, step, &same, own, detail);
+        wk_agree_step(r->fabric, own == ERR_OK ? want->plan : NULL, step, &r->epochs, own, detail);
     if (own != ERR_OK && detail != NULL)
         *detail = why; /* what was wrong with it here says more */
     return e;
 }
 
 enum err wk_ranks_hear(struct wk_ranks *r, const struct wk_ranks_hear *want, uint32_t wait_ms,
-                       enum wk_order *ret_order, struct wk_ranks_shape *ret_shape,
-                       struct err_detail *detail)
+                       struct wk_ranks_heard *ret_heard, struct err_detail *detail)
 {
     CHECK_OBJ(r, RANKS_MAGIC);
     size_t count = 0;
     struct tale head = {0};
+    struct wk_ranks_heard heard = {.order = WK_ORDER_NONE};
     enum err e = wk_hear(r->fabric, r->tale, TALE_BYTES_MAX, &count, wait_ms);
-    *ret_order = WK_ORDER_NONE;
+    ret_heard->order = WK_ORDER_NONE;
     if (e == ERR_BUSY)
         return ERR_OK;
     if (e != ERR_OK) {
@@ -330,20 +383,19 @@ enum err wk_ranks_hear(struct wk_ranks *r, const struct wk_ranks_hear *want, uin
         memcpy(&head, r->tale, sizeof head);
     if (head.order == WK_ORDER_PLAN) {
         TRY(plan_take(r, want, r->tale + sizeof head, count - sizeof head, detail));
-    } else if (head.order == WK_ORDER_SHAPE && count == sizeof head + sizeof *ret_shape) {
-        struct wk_ranks_shape shape;
-        memcpy(&shape, r->tale + sizeof head, sizeof shape);
-        e = shape_take(r, want, &shape, detail);
+    } else if (head.order == WK_ORDER_SHAPE && count == sizeof head + sizeof heard.shape) {
+        memcpy(&heard.shape, r->tale + sizeof head, sizeof heard.shape);
+        e = shape_take(r, want, &heard, detail);
         if (e != ERR_OK) {
             wk_fabric_leave(r->fabric);
             return e;
         }
-        *ret_shape = shape;
     } else {
         wk_fabric_leave(r->fabric);
         return err_set(detail, ERR_INVALID, "rank 0 tells an order of %zu bytes that is none",
                        count);
     }
-    *ret_order = (enum wk_order)head.order;
+    heard.order = (enum wk_order)head.order;
+    *ret_heard = heard;
     return ERR_OK;
 }

@@ -13,7 +13,10 @@
 #include <stdint.h>
 
 #include "lib/model/model.h"
+#include "proto/kv_layout.h"
+#include "worker/wk_agree.h"
 #include "worker/wk_plan_decode.h"
+#include "worker/wk_probe.h"
 
 struct wk_fabric;
 struct wk_plan;
@@ -28,7 +31,8 @@ struct wk_ranks_options {
     const char *memory; /* ranks above 0: file of the cache rows */
     enum shard_moe moe;
     uint32_t deadline_ms, silence_ms;
-    uint32_t interleave; /* of cache rows by position; 0: every rank keeps all of them */
+    uint32_t interleave;           /* of cache rows by position; 0: every rank keeps all of them */
+    struct wk_probe_floors floors; /* of the fabric's self-test */
 };
 
 MUST_USE enum err wk_ranks_create(const struct wk_ranks_options *options, struct wk_ranks **ret_r,
@@ -45,10 +49,16 @@ MUST_USE enum err wk_ranks_form(struct wk_ranks *r, const struct hash128 *settin
 bool wk_ranks_formed(const struct wk_ranks *r);
 struct wk_fabric *wk_ranks_fabric(struct wk_ranks *r); /* NULL before the first forming */
 
+/* Measures the path between the ranks of the formed group, all at once.  ERR_UNSUPPORTED: below a
+ * floor, with the numbers and the likely cause. */
+MUST_USE enum err wk_ranks_probe(struct wk_ranks *r, struct err_detail *detail);
+
 /* ---- orders ---- */
 
+/* What a rank needs to know of rank 0's arena to lay out its own memory alike. */
 struct wk_ranks_shape {
-    struct model_kv kv; /* of rank 0, without its addresses */
+    struct kv_geometry geometry;
+    uint32_t block_count, slot_count;
     uint32_t epoch;
     uint64_t step_last;
 };
@@ -60,20 +70,30 @@ MUST_USE enum err wk_ranks_tell_shape(struct wk_ranks *r, const struct wk_ranks_
 MUST_USE enum err wk_ranks_tell_plan(struct wk_ranks *r, const struct wk_plan *plan, enum err own,
                                      struct err_detail *detail);
 
+/* The arenas that plans speak of: rank 0's epoch, and what stands for the others' memories.  All
+ * ranks have the same pair once a shape is told, and show it with every plan. */
+struct wk_agree_epochs wk_ranks_epochs(const struct wk_ranks *r);
+
 enum wk_order { WK_ORDER_NONE, WK_ORDER_SHAPE, WK_ORDER_PLAN };
 
-/* Ranks above 0.  SHAPE: ret_shape->kv has addresses of our own memory, of state_bytes a slot.
- * PLAN: the plan is decoded, admitted after step_last in epoch, and agreed on. */
+/* Ranks above 0.  geometry: of this rank's model, which the shape must fit.  A plan is decoded,
+ * admitted after step_last in epoch and by `admit`, and agreed on. */
 struct wk_ranks_hear {
+    const struct kv_geometry *geometry;
     const struct wk_plan_limits *limits;
-    struct wk_plan *plan;
+    struct wk_plan *plan; /* NULL before the first shape */
     uint64_t step_last;
     uint32_t epoch;
-    uint64_t state_bytes;
-    uint32_t dsa_layers;
+    enum err (*admit)(void *arg, const struct wk_plan *plan, struct err_detail *detail);
+    void *arg;
+};
+struct wk_ranks_heard {
+    enum wk_order order;
+    struct wk_ranks_shape shape; /* SHAPE: ... */
+    struct model_kv kv;          /* ... laid out in our own memory */
 };
 MUST_USE enum err wk_ranks_hear(struct wk_ranks *r, const struct wk_ranks_hear *want,
-                                uint32_t wait_ms, enum wk_order *ret_order,
-                                struct wk_ranks_shape *ret_shape, struct err_detail *detail);
+                                uint32_t wait_ms, struct wk_ranks_heard *ret_heard,
+                                struct err_detail *detail);
 
 #endif

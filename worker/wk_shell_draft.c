@@ -88,9 +88,12 @@ static void taps_settle(struct wk_shell *s, const struct msg_draft_hello_reply *
         log_error(WORKER, "no taps for the drafter", "reason=\"%s\"", detail.text);
         return;
     }
+    if (wk_exec_taps(s->exec, &taps) != ERR_OK) {
+        wk_taps_destroy(&taps); /* the drafter's next hello makes another */
+        return;
+    }
     t->options = o;
     wk_taps_path(o.incarnation, t->path);
-    wk_exec_taps(s->exec, &taps);
     log_info(WORKER, "tap ring made", "path=%s layers=%u hidden=%u type=%s", t->path, o.layer_count,
              o.hidden, o.type == TAP_BF16 ? "bf16" : "f32");
     wk_shell_draft_beat(s);

@@ -45,6 +45,7 @@ static void attach_send(struct wk_shell *s)
         .ranks = s->params->dcp,
         .interleave = wk_params_interleave(s->params),
         .model_fp = wk_shell_rows_fp(s),
+        .rows_ranks = s->params->ranks,
     };
     s->kv.asked_us = loop_now_us(s->loop);
     wk_shell_beat(s, WK_KVMGR, &m);
@@ -231,13 +232,17 @@ static void arena_take(struct wk_shell *s)
         log_error(WORKER, "arena refused", "code=%s reason=\"%s\"", err_name(e), detail.text);
         return;
     }
+    struct model_kv memory = model_kv_of(&mapping);
+    if (wk_exec_attach(s->exec, &memory, kv->offer.epoch) != ERR_OK) {
+        unmap(&mapping); /* the device thread waits for another rank: tried again every beat */
+        kv->offered = true;
+        return;
+    }
     unmap(&kv->mapping);
     kv->mapping = mapping;
     kv->attached = true;
     kv->incarnation = kv->offer.incarnation;
     kv->epoch = kv->offer.epoch;
-    struct model_kv memory = model_kv_of(&kv->mapping);
-    wk_exec_attach(s->exec, &memory, kv->epoch);
     if (s->ranks == NULL)
         attached(s);
     else
@@ -285,6 +290,10 @@ void wk_shell_kv_lost(struct wk_shell *s, const char *why)
 
 static void on_attach_reply(struct wk_shell *s, const struct msg_kv_attach_reply *r)
 {
+    if (r->code == ERR_UNSUPPORTED && s->ranks != NULL) { /* the tier, see rows_ranks */
+        wk_shell_fail(s, r->text);
+        return;
+    }
     if (r->code != ERR_OK) {
         log_warn(WORKER, "kvmgr refused the attach", "code=%s reason=\"%s\"",
                  err_name((enum err)r->code), r->text);
@@ -361,11 +370,13 @@ void wk_shell_kv_beat(struct wk_shell *s)
     if (s->stopping)
         return;
     if (!s->kv.attached) {
-        if (!s->kv.offered &&
+        wk_shell_kv_settle(s);
+        if (!s->kv.attached && !s->kv.offered &&
             (s->kv.asked_us == 0 || loop_now_us(s->loop) >= s->kv.asked_us + ATTACH_AGAIN_US))
             attach_send(s);
-        return;
     }
+    if (!s->kv.attached || s->core == NULL)
+        return;
     struct msg m = {.type = MSG_KV_PING, .epoch = s->kv.epoch};
     uint32_t max = wk_core_entries(&s->core_options);
     m.u.kv_ping = (struct msg_kv_ping){

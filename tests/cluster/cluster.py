@@ -204,11 +204,11 @@ class Cluster:
                     return int(line.split()[1])
         return 0
 
-    def role_page(self, role, path, method="GET"):
+    def role_page(self, role, path, method="GET", rank=0):
         """A page of the role itself, over its unix socket."""
         with socket.socket(socket.AF_UNIX) as s:
             s.settimeout(3)
-            s.connect(self.path(role, "http"))
+            s.connect(self.path(role, "http") if rank == 0 else os.path.join(self.run_dir, f"{role}-{rank}.http"))
             s.sendall(f"{method} {path} HTTP/1.0\r\n\r\n".encode())
             data = b""
             while True:

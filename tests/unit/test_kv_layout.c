@@ -309,12 +309,32 @@ static void test_headers(void **state)
     assert_int_equal(kv_block_header_check(&zero), ERR_CORRUPT);
 }
 
+/* Counts alone give the layout that the plan of a file came to; no product of them overflows. */
+static void test_layout_of_counts(void **state)
+{
+    struct kv_geometry g = geometry();
+    struct kv_layout planned, same;
+    struct err_detail detail;
+    (void)state;
+    assert_int_equal(kv_layout_plan(&g, 1 << 20, 5, &planned, &detail), ERR_OK);
+    assert_int_equal(kv_layout_of(&g, planned.block_count, 5, &same, &detail), ERR_OK);
+    assert_memory_equal(&planned, &same, sizeof(same));
+    static const uint32_t bad[][2] = {
+        {0, 5}, {5, 0}, {UINT32_MAX, 5}, {5, UINT32_MAX}, {1u << 24, 1u << 24}};
+    g.state_bytes = 1ull << 34;
+    for (size_t i = 0; i < ARRAY_COUNT(bad); i++)
+        assert_int_equal(kv_layout_of(&g, bad[i][0], bad[i][1], &same, &detail), ERR_INVALID);
+    g.block_tokens = 0;
+    assert_int_equal(kv_layout_of(&g, 5, 5, &same, &detail), ERR_INVALID);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_row_bytes),   cmocka_unit_test(test_nothing_overlaps),
-        cmocka_unit_test(test_fingerprint), cmocka_unit_test(test_impossible_geometry),
-        cmocka_unit_test(test_superblock),  cmocka_unit_test(test_headers),
+        cmocka_unit_test(test_row_bytes),        cmocka_unit_test(test_nothing_overlaps),
+        cmocka_unit_test(test_fingerprint),      cmocka_unit_test(test_impossible_geometry),
+        cmocka_unit_test(test_superblock),       cmocka_unit_test(test_headers),
+        cmocka_unit_test(test_layout_of_counts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

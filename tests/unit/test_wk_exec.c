@@ -320,7 +320,7 @@ static void run(uint32_t first, uint32_t count, const char *spec, uint32_t layer
         rig.count[i] = rig.finish[i] = 0;
     rig.core = wk_core_create(&o);
     struct wk_event attach = {.type = WK_EV_KV_ATTACHED, .kv_epoch = ++epoch, .shape = o.shape};
-    wk_exec_attach(rig.exec, &rig.kv, epoch);
+    assert_int_equal(wk_exec_attach(rig.exec, &rig.kv, epoch), ERR_OK);
     step(&attach);
     hello();
     for (uint32_t i = first; i < first + count; i++) {

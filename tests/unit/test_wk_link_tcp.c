@@ -3,8 +3,10 @@
 #include "tests/unit/fabric_world.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <zmq.h>
@@ -274,6 +276,67 @@ static void test_strangers(void **state)
     peers_destroy(&p);
 }
 
+/* What the link knows of rank 1 after rank 1 said this. */
+static struct wk_status told(struct wk_link *link, struct peers *other,
+                             const struct wk_status *status)
+{
+    struct wk_status known;
+    uint64_t heard_us;
+    for (int turn = 0; turn < 60; turn++) {
+        while (peers_send(other, 0, status, sizeof *status, NULL, 0) != ERR_OK)
+            peers_pump(other, 5);
+        peers_pump(other, 1);
+        link->ops->peer(link->self, 1, &known, &heard_us);
+        if (memcmp(&known, status, sizeof known) == 0)
+            break;
+        usleep(2000);
+    }
+    return known;
+}
+
+/* A status that was damaged on its way changes nothing, whichever bit it was; nor does one with an
+ * epoch that nobody reaches, after which the next would wrap. */
+static void test_damaged_statuses(void **state)
+{
+    (void)state;
+    struct net n;
+    struct err_detail detail;
+    struct peers *other = NULL;
+    struct wk_link link;
+    net_init(&n, 2);
+    struct peers_options o = {
+        .ranks = 2, .addresses = {n.addresses[0], n.addresses[1]}, .message_bytes_max = 64};
+    assert_int_equal(wk_link_tcp(&o, &link, &detail), ERR_OK);
+    o.rank = 1;
+    assert_int_equal(peers_create(&o, &other, &detail), ERR_OK);
+    struct wk_status good = {.incarnation = 77, .epoch = 5, .joined = 1, .members = {1, 77}};
+    good.sum = wk_status_sum(&good);
+    struct wk_status known = told(&link, other, &good);
+    assert_memory_equal(&known, &good, sizeof known);
+    for (size_t bit = 0; bit < 8 * sizeof good; bit += 37) {
+        struct wk_status bad = good;
+        ((uint8_t *)&bad)[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        while (peers_send(other, 0, &bad, sizeof bad, NULL, 0) != ERR_OK)
+            peers_pump(other, 5);
+        peers_pump(other, 1);
+        usleep(500);
+        uint64_t heard_us;
+        link.ops->peer(link.self, 1, &known, &heard_us);
+        assert_memory_equal(&known, &good, sizeof known);
+    }
+    struct wk_status far = good;
+    far.epoch = UINT32_MAX;
+    far.sum = wk_status_sum(&far);
+    known = told(&link, other, &far);
+    assert_memory_equal(&known, &good, sizeof known);
+    good.epoch = 6;
+    good.sum = wk_status_sum(&good);
+    known = told(&link, other, &good);
+    assert_memory_equal(&known, &good, sizeof known);
+    peers_destroy(&other);
+    wk_link_destroy(&link);
+}
+
 /* ---- processes ---- */
 
 static pid_t other_fork(const struct net *n, int *ret_go)
@@ -387,7 +450,7 @@ int main(void)
         cmocka_unit_test(test_rounds),    cmocka_unit_test(test_late_is_not_dead),
         cmocka_unit_test(test_keys),      cmocka_unit_test(test_pinned_key),
         cmocka_unit_test(test_strangers), cmocka_unit_test(test_kill_and_stop),
-        cmocka_unit_test(test_chance),
+        cmocka_unit_test(test_chance),    cmocka_unit_test(test_damaged_statuses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
