@@ -149,6 +149,7 @@ static const uint32_t words_b[CHAIN_MAX] = {1, 2, 3, 99, 98, 97, 96, 95, 94, 93,
 
 static inline int setup(void **state)
 {
+    (void)state;
     W = calloc(1, sizeof(*W));
     cw_init(W, 40, 8, 6);
     cw_attach(W, 0, 100);
@@ -157,6 +158,7 @@ static inline int setup(void **state)
 
 static inline int teardown(void **state)
 {
+    (void)state;
     cw_fini(W);
     free(W);
     return 0;
