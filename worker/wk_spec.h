@@ -2,7 +2,7 @@
 /* worker/wk_spec.h - the speculation policy of a request or of the worker, from its text.
  *
  * Pure.  off, fixed:K, ema and goodput use the source that the drafter has loaded; ngram:K chooses
- * a source of it at fixed K.  mtp:K takes the drafts of the model's own layer, without a drafter. */
+ * a source of it at fixed K.  mtp:K takes the drafts of the model's own layer, with no drafter. */
 #ifndef WORKER_WK_SPEC_H
 #define WORKER_WK_SPEC_H
 

@@ -5,7 +5,7 @@
  * the layer is the target's normed hidden state of position t with the embedding of token t + 1,
  * and says token t + 2; further drafts feed the layer's own hidden state back.  Rows lie in a cache
  * of its own, counted from the first row that came: what a prefix cache skipped is not missed.
- * Memory is bounded at create; the sequence not fed for longest makes room.  Not with several ranks. */
+ * Memory is bounded at create; the sequence not fed for longest makes room.  One rank only. */
 #ifndef LIB_MODEL_MTP_H
 #define LIB_MODEL_MTP_H
 

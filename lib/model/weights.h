@@ -3,10 +3,10 @@
  *
  * Start-up only.  Every tensor that the config asks for is checked by name, shape and dtype; a
  * missing one, an extra one or a wrong one is refused by name.  Tensors of the vision tower and of
- * the MTP layers may be present and are left alone, unless the first of those is asked for.  Vectors are f32.  Matrices keep their format,
- * whichever it is, in the mapped file; those that no linear op reads become dense f32, and so do
- * plain ones that lie unaligned or that the caller wants widened.  Binding looks at headers only:
- * values are checked by weights_check_values. */
+ * the MTP layers may be present and are left alone, unless the first of those is asked for.
+ * Vectors are f32.  Matrices keep their format, whichever it is, in the mapped file; those that no
+ * linear op reads become dense f32, and so do plain ones that lie unaligned or that the caller
+ * wants widened.  Binding looks at headers only: values are checked by weights_check_values. */
 #ifndef LIB_MODEL_WEIGHTS_H
 #define LIB_MODEL_WEIGHTS_H
 

@@ -120,6 +120,8 @@ class Hurt:
                 kinds = self.rng.sample(self.KINDS, len(self.KINDS))
             deed = kinds.pop()
             try:
+                wait_for("a drafter to hurt", 20,
+                         lambda: cluster.pid_alive(self.c.pid("drafter")))
                 self.busy = True
                 self.hurt(deed)
                 self.deeds.append(deed)

@@ -94,8 +94,12 @@ class Fake:
         with open(os.path.join(self.c.run_dir, f"{self.role}-0.super"), encoding="ascii") as f:
             self.supervisor = int(f.read())
         os.kill(self.supervisor, signal.SIGSTOP)
-        pid = self.c.kill(self.role)
-        cluster.wait_for(f"{self.role} is dead", 5, lambda: not cluster.pid_alive(pid))
+        try:
+            pid = self.c.kill(self.role)
+            cluster.wait_for(f"{self.role} is dead", 5, lambda: not cluster.pid_alive(pid))
+        except BaseException:           # it was not there: its supervisor must not sleep for ever
+            os.kill(self.supervisor, signal.SIGCONT)
+            raise
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
         self.listener = socket.socket(socket.AF_UNIX)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The MTP layer against vectors in double precision; what must not matter; how often it is right. */
+/* The MTP layer against vectors in double precision; what must not matter; how much is right. */
 #include "tests/model/harness.h"
 
 #include <math.h>
@@ -203,7 +203,7 @@ static void test_memory_is_bounded(void **state)
     model_destroy(&m);
 }
 
-/* The trained model on texts of its own: how many drafts in a row are right, by what is recycled. */
+/* The trained model on a text of its own: how many drafts in a row are right. */
 static void test_recycling(void **state)
 {
     (void)state;
