@@ -231,6 +231,31 @@ static void on_tick(void *arg)
     rt_shell_status_tick(s->status, s->malformed);
 }
 
+/* drain:<worker> in Redis, for who looks there: since when, until when, what runs. */
+static void drain_tell(struct rt_shell *s, bool drain, const struct status_command *c,
+                       uint32_t running)
+{
+    char key[160], since[24], deadline[24], left[16];
+    uint64_t now_ms = clock_unix_us() / 1000;
+    if (s->redis == NULL)
+        return;
+    snprintf(key, sizeof(key), "tandem:{%.64s}:drain:%" PRIu64, s->params->cluster, c->worker);
+    snprintf(since, sizeof(since), "%" PRIu64, now_ms);
+    snprintf(deadline, sizeof(deadline), "%" PRIu64,
+             c->deadline_ms > 0 ? now_ms + c->deadline_ms : 0);
+    snprintf(left, sizeof(left), "%u", running);
+    const char *const set[] = {"HSET",          key,   "by",       "operator",
+                               "since",         since, "deadline", deadline,
+                               "sessions_left", left,  "target",   ""};
+    const char *const expire[] = {"EXPIRE", key, "3600"}, *const gone[] = {"DEL", key};
+    enum err e = drain ? redis_command(s->redis, NULL, NULL, ARRAY_COUNT(set), set, NULL)
+                       : redis_command(s->redis, NULL, NULL, ARRAY_COUNT(gone), gone, NULL);
+    if (e == ERR_OK && drain)
+        e = redis_command(s->redis, NULL, NULL, ARRAY_COUNT(expire), expire, NULL);
+    if (e != ERR_OK)
+        log_debug(ROUTER, "drain not told to redis", "code=%s", err_name(e));
+}
+
 /* Of the router itself, or with worker=N of that worker. */
 static enum err on_command(void *arg, const struct status_command *c, struct err_detail *detail)
 {
@@ -243,9 +268,11 @@ static enum err on_command(void *arg, const struct status_command *c, struct err
         return ERR_OK;
     }
     bool known = false;
+    uint32_t running = 0;
     for (uint32_t i = 0; i < RT_WORKERS_MAX && !known; i++) {
         const struct rt_worker *w = rt_core_worker(s->core, i);
         known = w != NULL && w->info.worker_id == c->worker;
+        running = known ? w->request_count : 0;
     }
     if (!known)
         return err_set(detail, ERR_NOT_FOUND, "worker: no worker %" PRIu64 " is known", c->worker);
@@ -256,6 +283,7 @@ static enum err on_command(void *arg, const struct status_command *c, struct err
         m.u.drain.deadline_unix_us = clock_unix_us() + c->deadline_ms * 1000u;
     struct rt_event event = {.type = RT_EVENT_MSG, .u.msg = {.peer = &operator_peer, .msg = &m}};
     step(s, &event);
+    drain_tell(s, drain, c, running);
     return ERR_OK;
 }
 

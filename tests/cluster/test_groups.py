@@ -195,6 +195,10 @@ def test_drain_hands_over_and_writes_down():
             talk = Talk(c, f"leaving {random.random()}", compare=False)
         assert c.health("kvmgr-1")["unwritten"] > 0
         assert "is drained" in c.tandem("drain", "worker-1", "--deadline", "4").stdout
+        told = c.redis("hgetall", P + "drain:1").splitlines()
+        told = dict(zip(told[::2], told[1::2]))
+        assert told["by"] == "operator" and told["sessions_left"] == "0", told
+        assert int(told["deadline"]) - int(told["since"]) == 4000, told
         kv = c.health("kvmgr-1")
         assert kv["unwritten"] == 0 and kv["tier_blocks"] > 0 and kv["maps_waiting"] == 0, kv
         assert c.redis("exists", P + "sess:" + sid_of(c, talk.name)) == "1"
@@ -205,6 +209,7 @@ def test_drain_hands_over_and_writes_down():
         assert c.health("worker-1")["ledger"]["accepted"] == moved
         assert placed(c, "miss_gone") >= 1
         c.tandem("undrain", "worker-1")
+        wait_for("not told any more", 5, lambda: c.redis("exists", P + "drain:1") == "0")
         both_ready(c)
         assert talk.turn() > 0
         c.ledger_settles()

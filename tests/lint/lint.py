@@ -41,7 +41,7 @@ OUTSIDE = [
     (r"^pcre2", [r"lib/text/.*"]),
     (r"^event2/bufferevent_ssl", [r"gateway/.*", r"lib/net/.*"]),
     (r"^event2/", [r"lib/net/.*", r"gateway/gw_http.*", r"gateway/gw_shell.*", r"gateway/gw_sse.*"]),
-    (r"^zmq", [r"lib/net/(bus|peers)\.c"]),
+    (r"^zmq", [r"lib/net/(bus|peers|zsock)\.c"]),
     (r"^hiredis", [r"lib/net/redis.*\.c"]),
     (r"^(protobuf-c|proto/.*\.pb-c|.*\.pb-c)", [r"proto/.*"]),
     (r"^http_parser", [r"gateway/gw_http.*\.c"]),

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Session maps as Redis may have them: whole ones are read, everything else is named and refused. */
+/* Session maps as Redis may have them: whole ones are read, all else is named and refused. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
