@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* router/rt_session.h - which group was last given a conversation, and so holds its blocks.
  *
- * Owned by the router's loop thread.  Pure.  Holds at most entries_max entries, taken at create;
- * the one used longest ago makes room.  An entry is a hint: wrong or lost, it costs computing again. */
+ * Owned by the router's loop thread.  Pure.  Holds at most entries_max entries, taken at
+ * create; the one used longest ago makes room.  An entry is a hint: wrong or lost, it costs
+ * computing again. */
 #ifndef ROUTER_RT_SESSION_H
 #define ROUTER_RT_SESSION_H
 

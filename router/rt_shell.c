@@ -18,7 +18,7 @@
 #include "lib/net/status.h"
 #include "proto/wire.h"
 #include "router/rt_core.h"
-#include "router/rt_look.h"
+#include "router/rt_shell_look.h"
 #include "router/rt_params.h"
 #include "router/rt_shell_status.h"
 #include "router/rt_table.h"
@@ -49,7 +49,7 @@ struct rt_shell {
     /* What failed while actions were carried out; each becomes an event afterwards. */
     uint32_t later_count;
     struct rt_event later[LATER_MAX];
-    struct rt_look *look;        /* NULL: without Redis */
+    struct rt_shell_look *look;  /* NULL: without Redis */
     struct loop_timer *look_end; /* the core looks at questions that nobody answered */
     uint64_t malformed;
     bool closing;
@@ -127,8 +127,8 @@ static void send(struct rt_shell *s, const struct rt_peer *peer, const struct ms
 static void look_up(struct rt_shell *s, const struct rt_action *a)
 {
     loop_timer_start(s->look_end, s->params->map_ms_max * 1000ull + 1000, false);
-    if (s->look != NULL && rt_look_ask(s->look, &a->u.look_up.id, a->u.look_up.session_key,
-                                       a->u.look_up.cache_salt) == ERR_OK)
+    if (s->look != NULL && rt_shell_look_ask(s->look, &a->u.look_up.id, a->u.look_up.session_key,
+                                             a->u.look_up.cache_salt) == ERR_OK)
         return;
     if (s->later_count < LATER_MAX) {
         struct rt_event *e = &s->later[s->later_count++];
@@ -312,14 +312,14 @@ static struct rt_core *core_create(const struct rt_params *p)
 static enum err redis_open(struct rt_shell *s, struct err_detail *detail)
 {
     struct redis_options redis = {0};
-    struct rt_look_options look = {.cluster = s->params->cluster, .fn = on_map, .arg = s};
+    struct rt_shell_look_options look = {.cluster = s->params->cluster, .fn = on_map, .arg = s};
     if (strcmp(s->params->redis, "off") == 0)
         return ERR_OK;
     TRY(block_hash_key_load(s->params->state_dir, &look.key, detail));
     redis_address(s->params->redis, s->params->run_dir, &redis);
     s->redis = redis_create(s->loop, &redis);
     look.redis = s->redis;
-    s->look = rt_look_create(&look);
+    s->look = rt_shell_look_create(&look);
     return ERR_OK;
 }
 
@@ -390,7 +390,7 @@ void rt_shell_destroy(struct rt_shell **shell_p)
     rt_shell_status_destroy(&s->status);
     if (s->redis != NULL)
         redis_destroy(&s->redis);
-    rt_look_destroy(&s->look);
+    rt_shell_look_destroy(&s->look);
     rt_core_destroy(&s->core);
     mem_give(s->actions);
     arena_fini(&s->wire_in);

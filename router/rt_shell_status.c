@@ -13,7 +13,7 @@
 #include "lib/net/redis.h"
 #include "lib/net/status.h"
 #include "router/rt_core.h"
-#include "router/rt_look.h"
+#include "router/rt_shell_look.h"
 #include "router/rt_params.h"
 #include "router/rt_table.h"
 
@@ -46,8 +46,8 @@ struct rt_shell_status {
     uint32_t magic;
     struct rt_core *core;
     struct status *status;
-    struct redis *redis;  /* NULL = off */
-    struct rt_look *look; /* NULL without redis */
+    struct redis *redis;        /* NULL = off */
+    struct rt_shell_look *look; /* NULL without redis */
     uint32_t redis_down_ticks;
     uint64_t malformed;
     enum err (*command)(void *arg, const struct status_command *c, struct err_detail *detail);
@@ -103,7 +103,7 @@ static void refresh_affinity(struct rt_shell_status *s, const struct rt_info *in
     set(s, RT_METRIC_maps_late, (double)info->stats.maps_late);
     if (s->look == NULL)
         return;
-    const struct rt_look_stats *l = rt_look_stats(s->look);
+    const struct rt_shell_look_stats *l = rt_shell_look_stats(s->look);
     set(s, RT_METRIC_maps_absent, (double)l->absent);
     set(s, RT_METRIC_maps_corrupt, (double)l->corrupt);
     set(s, RT_METRIC_maps_failed, (double)l->failed);

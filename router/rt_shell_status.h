@@ -14,7 +14,7 @@ struct loop;
 struct redis;
 struct status_command;
 struct rt_core;
-struct rt_look;
+struct rt_shell_look;
 struct rt_params;
 struct rt_shell_status;
 
@@ -22,8 +22,8 @@ struct rt_shell_status_options { /* all borrowed */
     struct loop *loop;
     const struct rt_params *params;
     struct rt_core *core;
-    struct redis *redis;  /* may be NULL */
-    struct rt_look *look; /* NULL without redis */
+    struct redis *redis;        /* may be NULL */
+    struct rt_shell_look *look; /* NULL without redis */
     uint64_t incarnation;
     /* What the operator asks for, as in lib/net/status.h. */
     enum err (*command)(void *arg, const struct status_command *c, struct err_detail *detail);

@@ -429,7 +429,9 @@ struct rt_worker *rt_table_pick_group(struct rt_table *t, const struct rt_need *
             continue;
         }
         absence = RT_ABSENCE_FULL;
-        if (free_now(w, now_us) && (best == NULL || lighter(w, best)))
+        if (!free_now(w, now_us) || (best != NULL && w->drain && !best->drain))
+            continue; /* one that shall be empty soon comes last */
+        if (best == NULL || (best->drain && !w->drain) || lighter(w, best))
             best = w;
     }
     *ret_absence = absence;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* worker/wk_shell.h - everything around the core: sockets, timers, arena, device thread, status.
  *
- * Owned by the loop thread.  Connects to router.sock and to its group's kvmgr and drafter in run_dir
- * as worker-<id>; any of them may be missing and come later.  The core is made when the model is
- * loaded and kvmgr has named an arena; until then requests are answered with ERR_LOADING. */
+ * Owned by the loop thread.  Connects to router.sock and to its group's kvmgr and drafter in
+ * run_dir as worker-<id>; any of them may be missing and come later.  The core is made when the
+ * model is loaded and kvmgr has named an arena; until then requests are answered with
+ * ERR_LOADING. */
 #ifndef WORKER_WK_SHELL_H
 #define WORKER_WK_SHELL_H
 

@@ -181,6 +181,17 @@ static void test_by_prefix(void **state)
     end();
 }
 
+static void drain(uint32_t worker, uint64_t deadline_us)
+{
+    struct rt_peer peer = {.count = 8, .bytes = "operator"};
+    struct msg m = {.type = MSG_WORKER_DRAIN};
+    m.id.bytes[0] = (uint8_t)worker;
+    if (deadline_us > 0)
+        m.u.drain.deadline_unix_us = UNIX_BASE + w.now_us + deadline_us;
+    struct rt_event e = {.type = RT_EVENT_MSG, .u.msg = {.peer = &peer, .msg = &m}};
+    router_step(&w, &e);
+}
+
 /* Two workers over one kvmgr are one home. */
 static void test_two_workers_of_one_group(void **state)
 {
@@ -202,6 +213,11 @@ static void test_two_workers_of_one_group(void **state)
     assert_int_equal(seen[1], 2);
     assert_int_equal(seen[2], 2);
     assert_int_equal(world_info(&w).groups, 2);
+    world_run_ms(&w, 5000);
+    drain(1, 60000000); /* open to next turns still, but its neighbour stays */
+    struct stream *s = turn(1, 0, 500, 4);
+    world_run_ms(&w, 100);
+    assert_int_equal(s->worker, 2);
     end();
 }
 
@@ -322,17 +338,6 @@ static void test_nobody_waits_for_anothers_map(void **state)
 }
 
 /* ---- drain ---- */
-
-static void drain(uint32_t worker, uint64_t deadline_us)
-{
-    struct rt_peer peer = {.count = 8, .bytes = "operator"};
-    struct msg m = {.type = MSG_WORKER_DRAIN};
-    m.id.bytes[0] = (uint8_t)worker;
-    if (deadline_us > 0)
-        m.u.drain.deadline_unix_us = UNIX_BASE + w.now_us + deadline_us;
-    struct rt_event e = {.type = RT_EVENT_MSG, .u.msg = {.peer = &peer, .msg = &m}};
-    router_step(&w, &e);
-}
 
 static void test_drain_lets_next_turns_in(void **state)
 {

@@ -153,6 +153,7 @@ static void bounds_apply(struct arena *a, struct rng *r, struct msg *m)
         w->canary_output_count %= MSG_CANARY_IDS_MAX;
         w->drafter_state %= 3;
         w->kv_state %= 3;
+        w->group %= MSG_GROUPS_MAX;
         w->blocks_total |= 1;
         break;
     }

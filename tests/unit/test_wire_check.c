@@ -224,6 +224,7 @@ static void test_worker(void **state)
     BOUND(canary_output_count, MSG_CANARY_IDS_MAX);
     BOUND(drafter_state, 2);
     BOUND(kv_state, 2);
+    BOUND(group, MSG_GROUPS_MAX - 1);
 }
 #undef BODY
 

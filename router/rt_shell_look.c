@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "router/rt_look.h"
+#include "router/rt_shell_look.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -35,42 +35,42 @@ STATIC_CHECK(RT_MAP_BLOCKS_MAX == 16384 && RT_MAP_CHUNK_BLOCKS == 256 &&
              RT_MAP_CHUNK_BYTES == 5652);
 
 struct question {
-    struct rt_look *look;
+    struct rt_shell_look *look;
     struct msg_id id;
     struct hash128 salt;
     struct question *next; /* unused ones */
 };
 
-struct rt_look {
+struct rt_shell_look {
     uint32_t magic;
     uint32_t open;
-    struct rt_look_options options;
+    struct rt_shell_look_options options;
     char prefix[96]; /* tandem:{<cluster>}:sess: */
     struct question *all, *unused;
     uint8_t *items;
-    struct rt_look_stats stats;
+    struct rt_shell_look_stats stats;
 };
 
-struct rt_look *rt_look_create(const struct rt_look_options *options)
+struct rt_shell_look *rt_shell_look_create(const struct rt_shell_look_options *options)
 {
     CHECK(options->redis != NULL && options->fn != NULL);
-    struct rt_look *l = mem_take(sizeof(*l));
+    struct rt_shell_look *l = mem_take(sizeof(*l));
     l->magic = LOOK_MAGIC;
     l->options = *options;
     snprintf(l->prefix, sizeof(l->prefix), "tandem:{%.64s}:sess:", options->cluster);
     l->options.cluster = NULL;
     l->items = mem_take((size_t)RT_MAP_BLOCKS_MAX * RT_MAP_ITEM_BYTES);
-    l->all = mem_take_array(RT_LOOKS_MAX, sizeof(*l->all));
-    for (uint32_t i = 0; i < RT_LOOKS_MAX; i++) {
+    l->all = mem_take_array(RT_SHELL_LOOKS_MAX, sizeof(*l->all));
+    for (uint32_t i = 0; i < RT_SHELL_LOOKS_MAX; i++) {
         l->all[i] = (struct question){.look = l, .next = l->unused};
         l->unused = &l->all[i];
     }
     return l;
 }
 
-void rt_look_destroy(struct rt_look **look_p)
+void rt_shell_look_destroy(struct rt_shell_look **look_p)
 {
-    struct rt_look *l = *look_p;
+    struct rt_shell_look *l = *look_p;
     if (l == NULL)
         return;
     CHECK_OBJ(l, LOOK_MAGIC);
@@ -89,8 +89,8 @@ static struct rt_map_bytes bytes_of(const struct redis_value *v)
     return (struct rt_map_bytes){.bytes = v->text, .count = v->bytes};
 }
 
-static enum err answer_read(struct rt_look *l, const struct redis_value *v, struct rt_map *ret_map,
-                            struct err_detail *detail)
+static enum err answer_read(struct rt_shell_look *l, const struct redis_value *v,
+                            struct rt_map *ret_map, struct err_detail *detail)
 {
     struct rt_map_bytes fields[RT_MAP_FIELDS], chunks[RT_MAP_CHUNKS_MAX];
     if (v->type == REDIS_ERROR)
@@ -110,7 +110,7 @@ static enum err answer_read(struct rt_look *l, const struct redis_value *v, stru
 static void on_answer(void *arg, enum err e, const struct redis_value *value)
 {
     struct question *q = arg;
-    struct rt_look *l = q->look;
+    struct rt_shell_look *l = q->look;
     CHECK_OBJ(l, LOOK_MAGIC);
     CHECK(l->open > 0);
     struct rt_map map;
@@ -136,8 +136,8 @@ static void on_answer(void *arg, enum err e, const struct redis_value *value)
     l->options.fn(l->options.arg, &id, found ? &map : NULL);
 }
 
-enum err rt_look_ask(struct rt_look *l, const struct msg_id *id, const char *session_key,
-                     const char *cache_salt)
+enum err rt_shell_look_ask(struct rt_shell_look *l, const struct msg_id *id,
+                           const char *session_key, const char *cache_salt)
 {
     CHECK_OBJ(l, LOOK_MAGIC);
     char key[sizeof(l->prefix) + 33], sid[33];
@@ -164,7 +164,7 @@ enum err rt_look_ask(struct rt_look *l, const struct msg_id *id, const char *ses
     return e;
 }
 
-const struct rt_look_stats *rt_look_stats(const struct rt_look *l)
+const struct rt_shell_look_stats *rt_shell_look_stats(const struct rt_shell_look *l)
 {
     CHECK_OBJ(l, LOOK_MAGIC);
     return &l->stats;
