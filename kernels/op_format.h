@@ -54,6 +54,7 @@ struct op_quantised {
     struct op_scales scales; /* FP8, MXFP8, MXFP4, NVFP4 */
     float global;            /* NVFP4 */
     bool global_divides;     /* NVFP4: compressed-tensors divides, modelopt multiplies */
+    bool no_nan;             /* FP8, MXFP8: somebody has looked, and no code is NaN */
     enum op_dtype dtype;     /* plain */
     const void *bias;        /* [out], NULL if there is none; EXL3 rounds it to f16 */
     enum op_dtype bias_dtype;

@@ -9,9 +9,10 @@
 #include "kernels/op_number.h"
 #include "lib/base/check.h"
 
-#define E4M3_FACTOR VF_E4M3_FACTOR
-#define SCALE_MAX   VF_E4M3_SCALE_MAX
-#define FP4_SCALES  (DOT_BLOCK / 16) /* of a piece of a row, one for 16 columns */
+#define E4M3_FACTOR  VF_E4M3_FACTOR
+#define SCALE_MAX    VF_E4M3_SCALE_MAX
+#define MX_SCALE_END (127u + VF_E4M3_SCALE_MAX_LOG2) /* first E8M0 code that SCALE_MAX rules out */
+#define FP4_SCALES   (DOT_BLOCK / 16)                /* of a piece of a row, one for 16 columns */
 
 /* True if a code of the run is NaN: such a row takes the slow way. */
 static bool has_nan(const uint8_t *codes, uint32_t n)
@@ -57,7 +58,8 @@ static bool mxfp8_row(const struct op_quantised *w, uint32_t row, uint32_t first
                       float *out)
 {
     const uint8_t *codes = w->codes + row * w->row_bytes + first;
-    if (!plain_scales(w, first, 32) || w->scales.dtype != OP_SCALE_E8M0 || has_nan(codes, n))
+    if (!plain_scales(w, first, 32) || w->scales.dtype != OP_SCALE_E8M0 ||
+        (!w->no_nan && has_nan(codes, n)))
         return false;
     const uint8_t *scales = (const uint8_t *)w->scales.data + row * w->scales.stride + first / 32;
     uint32_t i = 0;
@@ -76,7 +78,7 @@ static bool fp8_row(const struct op_quantised *w, uint32_t row, uint32_t first, 
                     float *out)
 {
     const uint8_t *codes = w->codes + row * w->row_bytes + first;
-    if (has_nan(codes, n))
+    if (!w->no_nan && has_nan(codes, n))
         return false;
     uint32_t end = first;
     for (uint32_t i = 0, count; i < n; i += count) {
@@ -113,26 +115,31 @@ VF_INLINE void nibbles32(const uint8_t *codes, vf out[4])
     out[2] = (vf)_mm256_castsi256_ps(_mm256_unpacklo_epi16(zero, second));
     out[3] = (vf)_mm256_castsi256_ps(_mm256_unpackhi_epi16(zero, second));
 }
+#elif VF_LANES == 16
+/* NOTE: the permutation looks at the low four bits of each lane alone, so that a byte need only
+ * stand in both halves of eight, four bits higher in the upper. */
+VF_INLINE void nibbles32(const uint8_t *codes, vf out[2])
+{
+    const __m512 table =
+        _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        __m512i v = _mm512_cvtepu8_epi64(_mm_loadl_epi64((const void *)(codes + 8 * i)));
+        v = _mm512_or_si512(v, _mm512_slli_epi64(v, 28));
+        out[i] = (vf)_mm512_permutexvar_ps(v, table);
+    }
+}
 #else
 VF_INLINE void nibbles32(const uint8_t *codes, vf out[32 / VF_LANES])
 {
     static const int8_t doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     int8_t values[32];
-#if defined(__aarch64__)
     int8x16_t table = vld1q_s8(doubled);
     uint8x16_t v = vld1q_u8(codes);
     int8x16_t low = vqtbl1q_s8(table, vandq_u8(v, vdupq_n_u8(15)));
     int8x16_t high = vqtbl1q_s8(table, vshrq_n_u8(v, 4));
     vst1q_s8(values, vzip1q_s8(low, high));
     vst1q_s8(values + 16, vzip2q_s8(low, high));
-#else
-    __m128i table = _mm_loadu_si128((const void *)doubled), mask = _mm_set1_epi8(15);
-    __m128i v = _mm_loadu_si128((const void *)codes);
-    __m128i low = _mm_shuffle_epi8(table, _mm_and_si128(v, mask));
-    __m128i high = _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(v, 4), mask));
-    _mm_storeu_si128((void *)values, _mm_unpacklo_epi8(low, high));
-    _mm_storeu_si128((void *)(values + 16), _mm_unpackhi_epi8(low, high));
-#endif
 #pragma GCC unroll 8
     for (int i = 0; i < 32 / VF_LANES; i++)
         out[i] = vf_from_i8(values + i * VF_LANES);
@@ -207,35 +214,54 @@ struct piece {
     uint64_t ahead; /* bytes to the same place in the next rows, which are wanted soon */
 };
 
-VF_INLINE void e4m3_dot32(const struct piece *p, uint32_t i, const float *scale, vf *acc)
+/* Columns [i, end), multiples of 32, under one factor for each row. */
+VF_INLINE void e4m3_dots(const struct piece *p, uint32_t i, uint32_t end, const vf factor[DOT_OUTS],
+                         vf *acc)
 {
-    vf factor[DOT_OUTS];
-#pragma GCC unroll 4
-    for (int o = 0; o < DOT_OUTS; o++) {
-        __builtin_prefetch(p->codes[o] + p->ahead + i, 0, 3);
-        factor[o] = vf_all(scale[o] * E4M3_FACTOR);
-    }
-#pragma GCC unroll 8
-    for (uint32_t k = i; k < i + 32; k += VF_LANES) {
-        vf x = vf_load(p->x + k);
+    for (; i < end; i += 32) {
 #pragma GCC unroll 4
         for (int o = 0; o < DOT_OUTS; o++)
-            acc[o] = vf_fma(vf_from_e4m3(p->codes[o] + k) * factor[o], x, acc[o]);
+            __builtin_prefetch(p->codes[o] + p->ahead + i, 0, 3);
+#pragma GCC unroll 8
+        for (uint32_t k = i; k < i + 32; k += VF_LANES) {
+            vf x = vf_load(p->x + k);
+#pragma GCC unroll 4
+            for (int o = 0; o < DOT_OUTS; o++)
+                acc[o] = vf_fma(vf_from_e4m3(p->codes[o] + k) * factor[o], x, acc[o]);
+        }
     }
+}
+
+/* The scales of a piece's row times E4M3_FACTOR; false if one is too large for that, or NaN. */
+VF_INLINE bool mx_factors_of(const uint8_t *codes, uint32_t count, float *out)
+{
+    uint8_t most = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        most = codes[i] > most ? codes[i] : most;
+        out[i] = op_f32_from_bits((codes[i] + VF_E4M3_FACTOR_LOG2) << 23); /* of code 0, too */
+    }
+    return most < MX_SCALE_END;
+}
+
+static bool mx_factors(const uint8_t *codes, uint32_t count, float *out)
+{
+    if (count == DOT_BLOCK / 32) /* known to the compiler: whole vectors */
+        return mx_factors_of(codes, DOT_BLOCK / 32, out);
+    return mx_factors_of(codes, count, out);
 }
 
 static bool mxfp8_dots(const struct piece *p, vf *acc)
 {
-    for (uint32_t i = 0; i < p->n; i += 32) {
-        float scale[DOT_OUTS];
-        bool fine = true;
-        for (int o = 0; o < DOT_OUTS; o++) {
-            scale[o] = power_of_two(p->scales[o][i / 32]);
-            fine = fine && scale[o] < SCALE_MAX;
-        }
-        if (!fine)
+    float factors[DOT_OUTS][DOT_BLOCK / 32];
+    for (int o = 0; o < DOT_OUTS; o++)
+        if (!mx_factors(p->scales[o], p->n / 32, factors[o]))
             return false;
-        e4m3_dot32(p, i, scale, acc);
+    for (uint32_t i = 0; i < p->n; i += 32) {
+        vf factor[DOT_OUTS];
+#pragma GCC unroll 4
+        for (int o = 0; o < DOT_OUTS; o++)
+            factor[o] = vf_all(factors[o][i / 32]);
+        e4m3_dots(p, i, i + 32, factor, acc);
     }
     return true;
 }
@@ -244,16 +270,21 @@ static bool mxfp8_dots(const struct piece *p, vf *acc)
 static bool fp8_dots(const struct op_quantised *w, uint32_t row, uint32_t first,
                      const struct piece *p, vf *acc)
 {
-    float scale[DOT_OUTS] = {0};
-    uint32_t end = first;
-    for (uint32_t i = 0; i < p->n; i += 32) {
-        if (first + i >= end)
-            for (uint32_t o = 0; o < DOT_OUTS; o++) {
-                scale[o] = op_quantised_scale(w, row + o, first + i, &end);
-                if (!(scale[o] < SCALE_MAX && scale[o] > -SCALE_MAX))
-                    return false;
-            }
-        e4m3_dot32(p, i, scale, acc);
+    /* Rows of one block of scales share them. */
+    uint32_t rows_left =
+        w->scales.rows_shared - (w->scales.row_phase + row) % w->scales.rows_shared;
+    for (uint32_t i = 0, end = 0; i < p->n; i = end) {
+        vf factor[DOT_OUTS];
+        float scale = 0;
+        for (uint32_t o = 0; o < DOT_OUTS; o++) {
+            if (o == 0 || o >= rows_left)
+                scale = op_quantised_scale(w, row + o, first + i, &end);
+            if (!(scale < SCALE_MAX && scale > -SCALE_MAX))
+                return false;
+            factor[o] = vf_all(scale * E4M3_FACTOR);
+        }
+        end = end - first < p->n ? end - first : p->n;
+        e4m3_dots(p, i, end, factor, acc);
     }
     return true;
 }
@@ -303,7 +334,7 @@ bool OP_FAST(quant_dots)(const struct op_quantised *w, uint32_t row, uint32_t fi
         if (w->format != OP_FORMAT_FP8)
             p.scales[o] =
                 (const uint8_t *)w->scales.data + (row + o) * w->scales.stride + first / shared;
-        if (!fp4 && has_nan(p.codes[o], n))
+        if (!fp4 && !w->no_nan && has_nan(p.codes[o], n))
             return false;
         acc[o] = vf_zero();
     }

@@ -97,8 +97,10 @@ VF_INLINE vf vf_from_f16(const uint16_t *p)
 /* E4M3 codes, not NaN: their values over VF_E4M3_FACTOR, exact.  NOTE: shifted into place the code
  * is an f32 whose exponent is 120 too small, and a subnormal becomes a subnormal.  Scales times
  * the factor must stay finite. */
-#define VF_E4M3_FACTOR    0x1p120f
-#define VF_E4M3_SCALE_MAX 0x1p7f
+#define VF_E4M3_FACTOR_LOG2    120u
+#define VF_E4M3_SCALE_MAX_LOG2 7u
+#define VF_E4M3_FACTOR         0x1p120f
+#define VF_E4M3_SCALE_MAX      0x1p7f
 
 VF_INLINE vf vf_from_e4m3(const uint8_t *p)
 {
@@ -158,8 +160,10 @@ VF_INLINE vf vf_from_f16(const uint16_t *p)
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
 }
 
-#define VF_E4M3_FACTOR    0x1p120f
-#define VF_E4M3_SCALE_MAX 0x1p7f
+#define VF_E4M3_FACTOR_LOG2    120u
+#define VF_E4M3_SCALE_MAX_LOG2 7u
+#define VF_E4M3_FACTOR         0x1p120f
+#define VF_E4M3_SCALE_MAX      0x1p7f
 
 VF_INLINE vf vf_from_e4m3(const uint8_t *p) /* see above */
 {
@@ -216,8 +220,10 @@ VF_INLINE vf vf_from_f16(const uint16_t *p)
 }
 
 /* By way of f16, whose exponent is 8 too small. */
-#define VF_E4M3_FACTOR    256.0f
-#define VF_E4M3_SCALE_MAX 0x1p100f
+#define VF_E4M3_FACTOR_LOG2    8u
+#define VF_E4M3_SCALE_MAX_LOG2 100u
+#define VF_E4M3_FACTOR         256.0f
+#define VF_E4M3_SCALE_MAX      0x1p100f
 
 VF_INLINE vf vf_from_e4m3(const uint8_t *p)
 {

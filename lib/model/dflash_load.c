@@ -206,6 +206,7 @@ static enum err bind_from(struct binding *b, const struct safetensors *set, cons
     ret->in = in;
     TRY(format_bind(set, prefix, out, in, NULL, &info, &ret->stored, &fault, b->detail));
     TRY(format_check_values(prefix, &info, &ret->stored, &fault, b->detail));
+    ret->stored.no_nan = true;
     const char *parts[] = {info.weight, info.scale, info.global, info.input_scale};
     for (size_t i = 0; own && i < ARRAY_COUNT(parts); i++) {
         char name[NAME_BYTES + 32];

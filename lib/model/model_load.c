@@ -134,6 +134,8 @@ static enum err load_tensors(struct model *m, const struct model_options *option
     struct hash128 *hashes = mem_take_array(safetensors_count(m->tensors) + 1, sizeof(*hashes));
     enum err e = load_pass(m->tensors, m->weights, &m->ctx, options->progress,
                            options->progress_arg, hashes, detail);
+    if (e == ERR_OK)
+        weights_trust_values(m->weights);
     m->info.model_fp = identity_fingerprint(m->tensors, texts, hashes);
     const struct identity_texts none = {.config = "", .tokenizer = ""};
     if (texts->tokenizer != NULL)

@@ -110,6 +110,9 @@ MUST_USE enum err weights_bind(struct weights *w, const struct model_config *con
 MUST_USE enum err weights_check_values(const struct weights *w, uint32_t linear, bool codes,
                                        struct err_detail *detail);
 
+/* After weights_check_values has passed every linear: kernels need not look for NaN codes. */
+void weights_trust_values(struct weights *w);
+
 /* Parameters of the text model without MTP, from the config alone. */
 uint64_t weights_parameters(const struct model_config *config);
 

@@ -2,21 +2,17 @@
 /* Speed of the kernels against limits measured in the same run on the same machine.
  *
  * GEMV: share of the read bandwidth of a plain sum over the same bytes.  GEMM: share of OpenBLAS
- * sgemm where that was found at build time.  Every figure is the median over repetitions of the
+ * sgemm where its library is installed.  Every figure is the median over repetitions of the
  * ratio inside one repetition, so that a noisy neighbour slows both sides alike.
  *
  *   bench_kernels [--seconds S] [--only TEXT] [--limit ref|avx2|avx512|neon] */
+#include <dlfcn.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#ifdef HAVE_OPENBLAS
-#include <cblas.h>
-void openblas_set_num_threads(int threads);
-#endif
 
 #include "kernels/op_format.h"
 #include "kernels/op_table.h"
@@ -194,7 +190,8 @@ static void bench_gemv(enum op_dtype dtype, const struct op_ctx *ctx, int thread
 /* A quantised weight of about GEMV_BYTES with random bits that no format forbids. */
 static struct op_quantised make_quantised(enum op_format format, uint32_t in, struct rng *rng)
 {
-    struct op_quantised w = {.format = format, .in = in, .global = 1, .half_bits = 8};
+    struct op_quantised w = {
+        .format = format, .in = in, .global = 1, .half_bits = 8, .no_nan = true};
     bool fp4 = format == OP_FORMAT_NVFP4, exl3 = format == OP_FORMAT_EXL3;
     uint32_t shared = fp4 ? 16 : format == OP_FORMAT_MXFP8 ? 32 : 128;
     w.codebook = OP_CODEBOOK_MCG;
@@ -253,7 +250,28 @@ static void bench_quantised(enum op_format format, const char *format_name,
     free((void *)(uintptr_t)w.suh);
 }
 
-#ifdef HAVE_OPENBLAS
+/* OpenBLAS, found when the program runs; sgemm NULL: it is not installed. */
+static struct {
+    void (*sgemm)(int order, int trans_a, int trans_b, int m, int n, int k, float alpha,
+                  const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc);
+    void (*threads)(int count);
+} openblas;
+
+static void find_openblas(void)
+{
+    void *library = dlopen("libopenblas.so.0", RTLD_NOW);
+    void *sgemm = library != NULL ? dlsym(library, "cblas_sgemm") : NULL;
+    void *threads = library != NULL ? dlsym(library, "openblas_set_num_threads") : NULL;
+    if (sgemm == NULL || threads == NULL)
+        return;
+    memcpy(&openblas.sgemm, &sgemm, sizeof(sgemm));
+    memcpy(&openblas.threads, &threads, sizeof(threads));
+}
+
+#define ROW_MAJOR    101
+#define NO_TRANSPOSE 111
+#define TRANSPOSE    112
+
 struct blas {
     const float *x, *w;
     float *y;
@@ -263,10 +281,9 @@ struct blas {
 static void run_blas(void *arg)
 {
     struct blas *b = arg;
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, b->rows, b->out, b->in, 1, b->x, b->in,
-                b->w, b->in, 0, b->y, b->out);
+    openblas.sgemm(ROW_MAJOR, NO_TRANSPOSE, TRANSPOSE, b->rows, b->out, b->in, 1, b->x, b->in, b->w,
+                   b->in, 0, b->y, b->out);
 }
-#endif
 
 static void run_nothing(void *arg)
 {
@@ -285,30 +302,25 @@ static void bench_gemm(enum op_dtype dtype, uint32_t rows, const struct op_ctx *
     rng_init(&rng, 2);
     float *x = random_floats((size_t)rows * in, &rng), *y = random_floats((size_t)rows * out, &rng);
     void *w = random_weights((size_t)in * out, dtype, &rng);
-    struct linear l = {ctx, {x, {w, dtype, NULL}, y, rows, in, out, in, out}};
-    struct side other = {run_nothing, NULL};
-#ifdef HAVE_OPENBLAS
     float *wide = random_floats((size_t)in * out, &rng);
     float *z = random_floats((size_t)rows * out, &rng);
+    struct linear l = {ctx, {x, {w, dtype, NULL}, y, rows, in, out, in, out}};
     struct blas blas = {x, wide, z, (int)rows, (int)in, (int)out};
-    openblas_set_num_threads(threads);
-    other = (struct side){run_blas, &blas};
-#endif
+    struct side other = {openblas.sgemm != NULL ? run_blas : run_nothing, &blas};
+    if (openblas.sgemm != NULL)
+        openblas.threads(threads);
     double subject, limit, flops = 2.0 * rows * in * out;
     double share = compare((struct side){run_linear, &l}, other, &subject, &limit);
-#ifdef HAVE_OPENBLAS
-    printf("%-36s %7.2f GFLOP/s, sgemm %7.2f, share %.3f\n", name, flops / subject * 1e-9,
-           flops / limit * 1e-9, share);
-    free(wide);
-    free(z);
-#else
-    (void)share;
-    printf("%-36s %7.2f GFLOP/s\n", name, flops / subject * 1e-9);
-#endif
+    printf("%-36s %7.2f GFLOP/s", name, flops / subject * 1e-9);
+    if (openblas.sgemm != NULL)
+        printf(", sgemm %7.2f, share %.3f", flops / limit * 1e-9, share);
+    printf("\n");
     fflush(stdout);
     free(x);
     free(y);
     free(w);
+    free(wide);
+    free(z);
 }
 
 static enum op_cpu parse_limit(const char *text)
@@ -335,6 +347,7 @@ int main(int argc, char **argv)
     op_table_cpu(&ops, OP_FAST_F32, limit);
     op_table_text(&ops, text, sizeof(text));
     printf("kernels: %s\n", text);
+    find_openblas();
     struct cpu_pool *pool = cpu_pool_create(2);
     struct op_ctx one = {NULL, NULL}, two = {cpu_pool_run, pool};
     for (int threads = 1; threads <= 2; threads++) {

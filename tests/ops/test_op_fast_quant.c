@@ -111,6 +111,7 @@ static void row_case(struct rng *rng, enum op_format format, uint32_t out, uint3
     w.bias = check_random(&k, out, rng, 1);
     w.bias_dtype = OP_F32;
     w.global_divides = rng_below(rng, 2) != 0;
+    w.no_nan = rng_below(rng, 2) != 0; /* which is true here */
     quant_case(&k, &w, 1 + rng_below(rng, 9), rng);
     check_end(&k);
 }
@@ -125,7 +126,24 @@ static void run_row_formats(struct rng *rng)
         row_case(rng, OP_FORMAT_NVFP4, out, in, 1, 16, OP_SCALE_E4M3);
         row_case(rng, OP_FORMAT_FP8, out, in, 1, OP_SHARED_BY_ALL, OP_SCALE_F32);
         row_case(rng, OP_FORMAT_FP8, out, in, 3, 40, OP_SCALE_BF16);
+        row_case(rng, OP_FORMAT_FP8, out, in, 3, 64, OP_SCALE_F32);
         row_case(rng, OP_FORMAT_FP8, out, in, 128, 128, OP_SCALE_F32);
+    }
+}
+
+/* Powers of two at both ends of what the fast way takes, and beyond: same bits in every batch. */
+static void run_far_scales(struct rng *rng)
+{
+    static const uint8_t far[][5] = {{0, 0, 1, 0, 2}, {0, 1, 127, 133, 132}, {0, 133, 134, 160, 1}};
+    for (size_t i = 0; i < sizeof(far) / sizeof(far[0]); i++) {
+        struct check k = {0};
+        struct op_quantised w =
+            make_row_format(&k, OP_FORMAT_MXFP8, 12, 544, 1, 32, OP_SCALE_E8M0, rng);
+        uint8_t *scales = (uint8_t *)(uintptr_t)w.scales.data;
+        for (uint32_t s = 0; s < 12 * 17; s++)
+            scales[s] = far[i][rng_below(rng, 5)];
+        quant_case(&k, &w, 5, rng);
+        check_end(&k);
     }
 }
 
@@ -217,6 +235,7 @@ static void run_mixed_experts(struct rng *rng)
         fast_each(run_##name);                                                                     \
     }
 TEST(row_formats)
+TEST(far_scales)
 TEST(odd_rows)
 TEST(exl3)
 TEST(mixed_experts)
@@ -224,6 +243,7 @@ TEST(mixed_experts)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_row_formats),
+                                       cmocka_unit_test(test_far_scales),
                                        cmocka_unit_test(test_odd_rows), cmocka_unit_test(test_exl3),
                                        cmocka_unit_test(test_mixed_experts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
