@@ -12,6 +12,7 @@
 
 #include "lib/base/arena.h"
 #include "lib/base/rng.h"
+#include "proto/kv_layout.h"
 #include "proto/wire.h"
 #include "proto/wire_check.h"
 #include "proto/wire_table.h"
@@ -167,6 +168,7 @@ static void bounds_apply(struct arena *a, struct rng *r, struct msg *m)
     case MSG_KV_ATTACH:
         m->u.kv_attach.ranks |= 1;
         m->u.kv_attach.rank %= m->u.kv_attach.ranks;
+        m->u.kv_attach.state_bytes %= KV_STATE_BYTES_MAX + 1;
         break;
     case MSG_KV_ATTACH_REPLY:
         m->u.kv_attach_reply.code %= ERR_COUNT;
