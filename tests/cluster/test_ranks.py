@@ -88,9 +88,9 @@ def test_cache_rows_by_position():
             assert pool_tokens(c) >= 1.9 * whole, (pool_tokens(c), whole)
 
 
-def turns(ranks, after=None):
+def turns(ranks, after=None, **sets):
     """A talk of five turns, each compared with itself cold; the ids of each answer."""
-    with Cluster(worker__ranks=ranks, worker__threads=1, kvmgr__block_tokens=BLOCK) as c:
+    with Cluster(worker__ranks=ranks, worker__threads=1, kvmgr__block_tokens=BLOCK, **sets) as c:
         talk, answers = Talk(c, "ranks"), []
         for turn in range(5):
             if turn == 3 and after:
@@ -109,7 +109,9 @@ def test_a_hit_gives_the_text_of_one_rank():
     def new_rank_0(c):
         c.wait_restart("worker", c.kill("worker"))
         wait_for("ready again", 20, c.ready)
-    assert turns(2, after=new_rank_0) == turns(1)  # rank 1 still has its part
+    alone = turns(1)
+    assert turns(2, after=new_rank_0) == alone  # rank 1 still has its part
+    assert turns(2, after=new_rank_0, worker__dcp=2, worker__interleave=BLOCK // 4) == alone
 
 
 def stream_through(c, case, hurt):
