@@ -101,7 +101,8 @@ struct rt_worker *rt_affinity_choose(struct rt_core *c, struct rt_request *r,
     enum rt_affinity hit = r->mapped ? RT_HIT_MAP : RT_HIT_SESSION;
     *ret_why = RT_MISS_NEW;
     if (!named_place(c, r, &place)) {
-        if (light == NULL || map_ask(c, r))
+        /* With no worker for new ones a draining home may still be open to this one. */
+        if (light != NULL && map_ask(c, r))
             return NULL;
         if (!front_place(c, r, &place))
             return light;

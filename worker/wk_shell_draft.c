@@ -83,6 +83,8 @@ static void taps_settle(struct wk_shell *s, const struct msg_draft_hello_reply *
     enum err e = taps_check(s, h, &detail);
     if (e == ERR_OK)
         e = wk_taps_create(&o, &taps, &detail);
+    if (e == ERR_BUSY)
+        return; /* the drafter's next hello makes another */
     if (e != ERR_OK) {
         t->refused = true;
         log_error(WORKER, "no taps for the drafter", "reason=\"%s\"", detail.text);

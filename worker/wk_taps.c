@@ -91,7 +91,9 @@ static enum err file_create(struct wk_taps *t, void **ret_memory, struct err_det
     if (memory == MAP_FAILED) {
         unlink(t->path);
         close(t->fd);
-        return err_set(detail, ERR_IO, "%s: %llu bytes: %s", t->path, (unsigned long long)t->bytes,
+        /* Another worker's sweep was quicker than our lock: the next try has another name. */
+        enum err e = why == EWOULDBLOCK || why == ENOENT ? ERR_BUSY : ERR_IO;
+        return err_set(detail, e, "%s: %llu bytes: %s", t->path, (unsigned long long)t->bytes,
                        strerror(why));
     }
     *ret_memory = memory;

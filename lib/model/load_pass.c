@@ -102,8 +102,9 @@ static void run_tensor(struct pass *p, uint32_t index)
     for (uint64_t at = 0; at < t->bytes; at += sizeof(chunk)) {
         size_t count = t->bytes - at < sizeof(chunk) ? t->bytes - at : sizeof(chunk);
         if (safetensors_read(p->set, t, at, chunk, count) != ERR_OK) {
-            atomic_store(&p->unread, index);
-            break;
+            atomic_store(&p->unread, index); /* its pages are not to be touched */
+            hash_xxh3_end(&h);
+            return;
         }
         hash_xxh3_add(&h, chunk, count);
         sound = sound && (w == NULL || format_codes_sound(w, chunk, count));

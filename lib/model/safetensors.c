@@ -44,14 +44,12 @@ static enum err map_file(const char *path, const char *file, struct mapping *ret
                          struct err_detail *detail)
 {
     struct stat st;
+    *ret = (struct mapping){.fd = -1};
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return err_set(detail, errno == ENOENT ? ERR_NOT_FOUND : ERR_IO, "%s: %s", file,
                        strerror(errno));
     enum err e = ERR_OK;
-    ret->bytes = NULL;
-    ret->size = 0;
-    ret->fd = -1;
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
         e = err_set(detail, ERR_IO, "%s: not a regular file", file);
     } else if (st.st_size > 0) {

@@ -109,6 +109,8 @@ def test_a_nodes_file_says_what_is_wrong():
                 f.write(text)
             said = c.tandem("up", "--nodes", path, check=False)
             assert said.returncode == 2 and why in said.stderr, (text, said)
+        said = c.tandem("up", "--nodes", path, "--node", "a", "--set", "worker.groups=2", check=False)
+        assert said.returncode == 2 and "several groups" in said.stderr, said
         said = c.tandem("up", "--nodes", path, "--node", "c", check=False)
         assert said.returncode == 2 and 'no node "c"' in said.stderr, said
         said = c.tandem("up", "--nodes", path + ".none", check=False)

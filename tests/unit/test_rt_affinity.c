@@ -181,15 +181,41 @@ static void test_by_prefix(void **state)
     end();
 }
 
-static void drain(uint32_t worker, uint64_t deadline_us)
+static void operator_says(enum msg_type type, uint32_t worker, uint64_t deadline_us)
 {
     struct rt_peer peer = {.count = 8, .bytes = "operator"};
-    struct msg m = {.type = MSG_WORKER_DRAIN};
+    struct msg m = {.type = type};
     m.id.bytes[0] = (uint8_t)worker;
     if (deadline_us > 0)
         m.u.drain.deadline_unix_us = UNIX_BASE + w.now_us + deadline_us;
     struct rt_event e = {.type = RT_EVENT_MSG, .u.msg = {.peer = &peer, .msg = &m}};
     router_step(&w, &e);
+}
+
+static void drain(uint32_t worker, uint64_t deadline_us)
+{
+    operator_says(MSG_WORKER_DRAIN, worker, deadline_us);
+}
+
+/* The last worker drains: what has no name finds its home by its front, a stranger waits. */
+static void test_a_front_finds_the_last_one_open(void **state)
+{
+    (void)state;
+    begin(1, 1);
+    struct stream *runs = turn(9, 0, 900, 580); /* keeps it from being told for idleness */
+    turn(0, 4, 400, 4);
+    world_run_ms(&w, 400);
+    drain(0, 60000000);
+    world_run_ms(&w, 50);
+    struct stream *next = turn(0, 4, 400, 4), *fresh = turn(0, 5, 400, 4);
+    world_run_ms(&w, 200);
+    assert_int_equal(runs->worker, 0);
+    assert_int_equal(next->worker, 0);
+    assert_int_equal(fresh->worker, UINT32_MAX);
+    operator_says(MSG_WORKER_RESUME, 0, 0);
+    world_run_ms(&w, 8000);
+    assert_int_equal(fresh->worker, 0);
+    end();
 }
 
 /* Two workers over one kvmgr are one home. */
@@ -453,6 +479,7 @@ int main(void)
         cmocka_unit_test(test_one_group_asks_nobody),
         cmocka_unit_test(test_nobody_waits_for_anothers_map),
         cmocka_unit_test(test_drain_lets_next_turns_in),
+        cmocka_unit_test(test_a_front_finds_the_last_one_open),
         cmocka_unit_test(test_idle_drain_is_told_soon),
         cmocka_unit_test(test_begun_streams_stay_with_their_model),
         cmocka_unit_test(test_table_forgets_the_oldest),

@@ -3,6 +3,7 @@
  * others are refused with a class that bad.json allows. */
 #include "tests/unit/golden_lines.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include "lib/base/clock.h"
@@ -170,6 +171,7 @@ static void test_absent(void **state)
                      ERR_NOT_FOUND);
     assert_int_equal(safetensors_open_directory("/nonexistent", &set, &detail), ERR_NOT_FOUND);
     assert_non_null(strstr(detail.text, "model.safetensors"));
+    assert_true(fcntl(0, F_GETFD) >= 0); /* no descriptor of others is closed */
     safetensors_close(&set);
     assert_null(set);
 }

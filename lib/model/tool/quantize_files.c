@@ -18,7 +18,8 @@
 #define LEFT_OUT_EXPERTS                                                                           \
     "[\"*embed_tokens*\", \"*lm_head*\", \"*self_attn*\", \"*shared_experts*\", \"*mlp.gate\", "   \
     "\"*eh_proj*\", \"model.visual*\"]"
-#define LEFT_OUT_ALL "[\"*embed_tokens*\", \"*kv_b_proj*\", \"*mlp.gate\", \"model.visual*\"]"
+#define LEFT_OUT_ALL                                                                               \
+    "[\"*embed_tokens*\", \"*shared_head*\", \"*kv_b_proj*\", \"*mlp.gate\", \"model.visual*\"]"
 
 static void add_exl3(struct str *s, const struct quantize_options *o, uint64_t calib_tokens)
 {

@@ -67,11 +67,13 @@ static bool expert_place(const char *rest, uint32_t *expert, enum model_input *w
     return down || strcmp(rest, "gate_proj") == 0 || strcmp(rest, "up_proj") == 0;
 }
 
-/* Linears that no format serves: the router decides between experts by small differences, and kv_b
- * is read by rows and by columns, so that a loader has to widen whatever it is. */
+/* Linears that no format serves: the router decides between experts by small differences, kv_b is
+ * read by rows and by columns, so that a loader has to widen whatever it is, and the MTP layer's own
+ * tables are those of the model. */
 static bool stays(const char *rest)
 {
-    return strcmp(rest, "mlp.gate") == 0 || strcmp(rest, "self_attn.kv_b_proj") == 0;
+    return strcmp(rest, "mlp.gate") == 0 || strcmp(rest, "self_attn.kv_b_proj") == 0 ||
+           strcmp(rest, "embed_tokens") == 0 || strcmp(rest, "shared_head.head") == 0;
 }
 
 /* Whether the linear is to be quantised, and what it reads. */
