@@ -109,16 +109,17 @@ class Hurt:
     """Does things to the drafter at random moments until it is told to stop."""
     KINDS = ["kill", "restart", "stop", "nap", "garbage"]
 
-    def __init__(self, c, rng):
+    def __init__(self, c, rng, bag):
+        """bag: the kinds that are still to come, kept between one and the next."""
         self.c, self.rng, self.over, self.deeds, self.busy = c, rng, threading.Event(), [], False
+        self.bag = bag
         self.thread = threading.Thread(target=self.run, daemon=True)
 
     def run(self):
-        kinds = []
         while not self.over.wait(self.rng.uniform(0.02, 0.2)):
-            if not kinds:
-                kinds = self.rng.sample(self.KINDS, len(self.KINDS))
-            deed = kinds.pop()
+            if not self.bag:
+                self.bag += self.rng.sample(self.KINDS, len(self.KINDS))
+            deed = self.bag.pop()
             try:
                 wait_for("a drafter to hurt", 20,
                          lambda: cluster.pid_alive(self.c.pid("drafter")))
@@ -158,7 +159,7 @@ def test_one_text_whatever_happens_to_the_drafter():
     with Cluster(worker__mtp="true") as c:
         attached(c)
         accepted = drafted = hurt_accepted = hurt_runs = 0
-        deeds = {}
+        deeds, bag = {}, []
         for _ in range(rounds):
             asks = []
             for policy in rng.sample(POLICIES, 8):
@@ -167,8 +168,10 @@ def test_one_text_whatever_happens_to_the_drafter():
             want = [complete(c, p, spec="off", **f).ids for p, f, _ in asks]
             alone = [complete(c, p, spec=k, **f) for p, f, k in asks[:3]]
             assert [r.ids for r in alone] == want[:3], asks[:3]
-            with Hurt(c, rng) as hurt:
-                for _ in range(3):
+            with Hurt(c, rng, bag) as hurt:
+                batches = 0
+                while batches < 3 or len(hurt.deeds) < 2:
+                    batches += 1
                     wait_for("a deed", 30, lambda: hurt.busy)
                     got = parallel([lambda a=a: complete(c, a[0], spec=a[2], **a[1]) for a in asks])
                     assert [r.ids for r in got] == want, (asks, hurt.deeds)
