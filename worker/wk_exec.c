@@ -592,15 +592,19 @@ static void group_refused(struct wk_exec *x, enum err e, const char *text)
     nanosleep(&pause, NULL);
 }
 
-/* Of this rank's own model. */
+/* Of this rank's own model and its share of the rows. */
 static struct kv_geometry geometry_of(const struct wk_exec *x)
 {
     const struct model_info *info = x->loaded.info;
+    struct model_group group = wk_ranks_group(x->ranks);
+    bool shared = group.interleave > 0; /* else every rank keeps all rows */
     return (struct kv_geometry){.dsa_layers = info->dsa_layers,
                                 .latent_dim = info->latent_dim,
                                 .index_dim = info->index_dim,
                                 .index_kpool = info->index_kpool,
-                                .ranks = 1,
+                                .rank = shared ? group.rank : 0,
+                                .ranks = shared ? group.ranks : 1,
+                                .interleave = group.interleave,
                                 .state_bytes = info->state_bytes};
 }
 
@@ -609,7 +613,9 @@ static struct wk_ranks_shape shape_of(const struct wk_exec *x)
     struct wk_ranks_shape s;
     memset(&s, 0, sizeof s); /* its bytes are told */
     s.geometry = geometry_of(x);
-    s.geometry.block_tokens = s.geometry.interleave = x->kv.block_tokens;
+    s.geometry.block_tokens = x->kv.block_tokens;
+    if (s.geometry.ranks == 1)
+        s.geometry.interleave = x->kv.block_tokens;
     s.geometry.kv_dtype = KV_F32 + (uint32_t)x->kv.kv_type;
     s.geometry.index_dtype = KV_F32 + (uint32_t)x->kv.index_type;
     s.block_count = x->kv.block_count;

@@ -255,12 +255,14 @@ static enum err shape_layout(const struct wk_ranks_shape *s, const struct kv_geo
                 {"index_dim", g.index_dim, own->index_dim},
                 {"index_kpool", g.index_kpool, own->index_kpool},
                 {"rank", g.rank, 0},
-                {"ranks", g.ranks, 1}};
+                {"ranks", g.ranks, own->ranks},
+                {"interleave", g.interleave, own->ranks > 1 ? own->interleave : g.interleave}};
     for (size_t i = 0; i < ARRAY_COUNT(rows); i++)
         if (rows[i].theirs != rows[i].ours)
             return err_set(detail, ERR_INVALID, "shape of rank 0: %s is %u, here %u", rows[i].name,
                            rows[i].theirs, rows[i].ours);
     struct err_detail why = {{0}};
+    g.rank = own->rank;
     g.state_bytes = own->state_bytes; /* the heads may be split unevenly */
     enum err e = kv_layout_of(&g, s->block_count, s->slot_count, ret_layout, &why);
     return e == ERR_OK ? e : err_set(detail, e, "shape of rank 0: %.200s", why.text);

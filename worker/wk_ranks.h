@@ -76,7 +76,8 @@ struct wk_agree_epochs wk_ranks_epochs(const struct wk_ranks *r);
 
 enum wk_order { WK_ORDER_NONE, WK_ORDER_SHAPE, WK_ORDER_PLAN };
 
-/* Ranks above 0.  geometry: of this rank's model, which the shape must fit.  A plan is decoded,
+/* Ranks above 0.  geometry: of this rank's model and its share of the rows (rank, ranks and
+ * interleave with context sharding, else 0, 1, any), which the shape must fit.  A plan is decoded,
  * admitted after step_last in epoch and by `admit`, and agreed on. */
 struct wk_ranks_hear {
     const struct kv_geometry *geometry;

@@ -2,6 +2,7 @@
 /* A group of two ranks from inside: what rank 1 admits, which shapes it takes, what waits. */
 #include "tests/unit/fabric_world.h"
 
+#include <sys/stat.h>
 #include <time.h>
 
 #include "lib/net/loop.h"
@@ -161,6 +162,8 @@ static const struct kv_geometry own = {.dsa_layers = 2,
 struct duo {
     struct world w;
     struct wk_ranks *ranks[2];
+    const struct kv_geometry *geometry; /* of rank 1 */
+    uint32_t interleave;
     pthread_t thread;
     atomic_bool stop;
     /* of rank 1 */
@@ -181,7 +184,8 @@ static struct wk_ranks *duo_open(struct duo *d, uint32_t rank)
                                  .path = d->w.path,
                                  .memory = rank > 0 ? memory : NULL,
                                  .deadline_ms = 5000,
-                                 .silence_ms = 3000};
+                                 .silence_ms = 3000,
+                                 .interleave = d->interleave};
     if (wk_ranks_create(&o, &r, &detail) != ERR_OK)
         fail_msg("%s", detail.text);
     return r;
@@ -202,7 +206,7 @@ static void *other_main(void *arg)
 {
     static const struct hash128 settings = {{1}};
     struct duo *d = arg;
-    struct wk_ranks_hear want = {.geometry = &own};
+    struct wk_ranks_hear want = {.geometry = d->geometry};
     MUST(wk_ranks_form(d->ranks[1], &settings, &d->stop, &d->detail) == ERR_OK);
     d->heard.order = WK_ORDER_NONE;
     do {
@@ -243,7 +247,7 @@ static struct wk_ranks_shape shape_good(void)
 static void test_shapes(void **state)
 {
     (void)state;
-    struct duo d = {.stop = false};
+    struct duo d = {.geometry = &own};
     struct hash128 memory, again;
     world_init(&d.w, 2, 1024);
     for (uint32_t r = 0; r < 2; r++)
@@ -301,6 +305,60 @@ static void test_shapes(void **state)
     assert_int_equal(shape_tell(&d, &other, &again), ERR_OK);
     assert_int_equal(d.heard.kv.blocks[0], 0);
     assert_memory_not_equal(&memory, &again, sizeof memory);
+    duo_fini(&d);
+}
+
+static uint64_t memory_bytes(const struct duo *d)
+{
+    char memory[128];
+    struct stat st;
+    snprintf(memory, sizeof memory, "%s/rows", d->w.dir);
+    assert_int_equal(stat(memory, &st), 0);
+    return (uint64_t)st.st_size;
+}
+
+/* With rows by position a block is half as large on each of two ranks. */
+static void test_shapes_by_position(void **state)
+{
+    (void)state;
+    struct kv_geometry half = own;
+    struct hash128 memory;
+    half.rank = 1;
+    half.ranks = 2;
+    half.interleave = 16;
+    struct duo d = {.geometry = &half};
+    world_init(&d.w, 2, 1024);
+    for (uint32_t r = 0; r < 2; r++)
+        d.ranks[r] = duo_open(&d, r);
+    struct wk_ranks_shape good = shape_good();
+    good.geometry.block_tokens = 512;
+    good.geometry.ranks = 2;
+    good.geometry.interleave = 16;
+    assert_int_equal(shape_tell(&d, &good, &memory), ERR_OK);
+    assert_int_equal(d.code, ERR_OK);
+    const struct model_kv *kv = &d.heard.kv;
+    assert_int_equal(kv->block_tokens, 512);
+    assert_int_equal(kv->index_offset, 256 * 32 * 2);
+    assert_int_equal(kv->block_stride, 2 * (256 * 32 * 2 + 256 / 4 * 8 * 4));
+    assert_int_equal(memory_bytes(&d), 4096 + 12 * kv->block_stride + 3 * 4096);
+
+    static const struct {
+        size_t at;
+        uint32_t value;
+        const char *words;
+    } bad[] = {
+        {offsetof(struct wk_ranks_shape, geometry.rank), 1, "rank is 1, here 0"},
+        {offsetof(struct wk_ranks_shape, geometry.ranks), 1, "ranks is 1, here 2"},
+        {offsetof(struct wk_ranks_shape, geometry.interleave), 32, "interleave is 32, here 16"},
+        {offsetof(struct wk_ranks_shape, geometry.block_tokens), 16, "block_tokens"},
+    };
+    for (size_t i = 0; i < ARRAY_COUNT(bad); i++) {
+        struct wk_ranks_shape s = good;
+        memcpy((uint8_t *)&s + bad[i].at, &bad[i].value, sizeof bad[i].value);
+        assert_int_not_equal(shape_tell(&d, &s, &memory), ERR_OK);
+        if (strstr(d.detail.text, bad[i].words) == NULL)
+            fail_msg("%zu: %s", i, d.detail.text);
+    }
     duo_fini(&d);
 }
 
@@ -433,12 +491,48 @@ static void test_orders_wait(void **state)
     duo_fini(&d);
 }
 
+/* What rank 1 keeps for so many blocks, without head and slots. */
+static uint64_t blocks_bytes(uint32_t interleave)
+{
+    static uint8_t nothing[64];
+    struct duo d = {.interleave = interleave};
+    struct side sides[2] = {0};
+    struct model_kv kv = {.blocks = nothing,
+                          .slots = nothing,
+                          .block_tokens = 1024,
+                          .block_count = 4,
+                          .slot_count = 1};
+    world_init(&d.w, 2, 1024);
+    for (uint32_t r = 0; r < 2; r++) {
+        d.ranks[r] = duo_open(&d, r);
+        side_open(&sides[r], d.ranks[r]);
+    }
+    for (uint32_t r = 0; r < 2; r++)
+        until(&sides[r], &sides[r].loaded, 1);
+    assert_int_equal(wk_exec_attach(sides[0].exec, &kv, 2), ERR_OK);
+    until(&sides[0], &sides[0].attached, 1);
+    uint64_t slot = (wk_exec_loaded(sides[1].exec)->info->state_bytes + 4095) / 4096 * 4096;
+    uint64_t bytes = memory_bytes(&d) - 4096 - slot;
+    for (uint32_t r = 0; r < 2; r++)
+        side_close(&sides[r]);
+    duo_fini(&d);
+    return bytes;
+}
+
+static void test_rows_by_position_take_half(void **state)
+{
+    (void)state;
+    assert_int_equal(blocks_bytes(0), 2 * blocks_bytes(16));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_admission),
         cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_shapes_by_position),
         cmocka_unit_test(test_orders_wait),
+        cmocka_unit_test(test_rows_by_position_take_half),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
