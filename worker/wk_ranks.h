@@ -3,8 +3,8 @@
  *
  * Owner: the device thread.  Rank 0 leads: it tells the others which cache shape holds and which
  * plan is next, and all agree on the plan before it begins.  A rank above 0 has cache memory of
- * its own, in a file that outlives it; its incarnation tells whether the rows that rank 0 knows of
- * are still there.  Only what is needed at start is allocated, and the file on a new shape. */
+ * its own, in a file that outlives it but not the host's start; its incarnation tells whether the
+ * rows that rank 0 knows of are still there.  Only what is needed at start is allocated, and the file on a new shape. */
 #ifndef WORKER_WK_RANKS_H
 #define WORKER_WK_RANKS_H
 
@@ -29,6 +29,7 @@ struct wk_ranks_options {
     const char *nodes;  /* tcp: HOST:PORT of every rank, by commas */
     const char *keys;   /* tcp: file of lib/net/keys.h; "": in the clear */
     const char *memory; /* ranks above 0: file of the cache rows */
+    uint32_t boot; /* of the host: rows from under another are gone; 0 = unknown: none are kept */
     enum shard_moe moe;
     uint32_t deadline_ms, silence_ms;
     uint32_t interleave;           /* of cache rows by position; 0: every rank keeps all of them */

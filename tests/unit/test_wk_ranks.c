@@ -2,12 +2,15 @@
 /* A group of two ranks from inside: what rank 1 admits, which shapes it takes, what waits. */
 #include "tests/unit/fabric_world.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 
 #include "lib/net/loop.h"
 #include "worker/wk_exec.h"
 #include "worker/wk_exec_tables.h"
+#include "worker/wk_params.h"
 #include "worker/wk_plan.h"
 #include "worker/wk_ranks.h"
 #include "worker/wk_taps.h"
@@ -163,7 +166,7 @@ struct duo {
     struct world w;
     struct wk_ranks *ranks[2];
     const struct kv_geometry *geometry; /* of rank 1 */
-    uint32_t interleave;
+    uint32_t interleave, boot;
     pthread_t thread;
     atomic_bool stop;
     /* of rank 1 */
@@ -185,7 +188,8 @@ static struct wk_ranks *duo_open(struct duo *d, uint32_t rank)
                                  .memory = rank > 0 ? memory : NULL,
                                  .deadline_ms = 5000,
                                  .silence_ms = 3000,
-                                 .interleave = d->interleave};
+                                 .interleave = d->interleave,
+                                 .boot = d->boot};
     if (wk_ranks_create(&o, &r, &detail) != ERR_OK)
         fail_msg("%s", detail.text);
     return r;
@@ -247,7 +251,7 @@ static struct wk_ranks_shape shape_good(void)
 static void test_shapes(void **state)
 {
     (void)state;
-    struct duo d = {.geometry = &own};
+    struct duo d = {.geometry = &own, .boot = 7};
     struct hash128 memory, again;
     world_init(&d.w, 2, 1024);
     for (uint32_t r = 0; r < 2; r++)
@@ -360,6 +364,86 @@ static void test_shapes_by_position(void **state)
             fail_msg("%zu: %s", i, d.detail.text);
     }
     duo_fini(&d);
+}
+
+/* Rows live as long as the host is up, in whichever process; after that no byte of them is taken. */
+static void test_rows_end_with_the_host(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t boot;
+        bool kept;
+    } lives[] = {{7, false}, {7, true}, {8, false}, {8, true}, {0, false}, {0, false}};
+    struct duo d = {.geometry = &own};
+    struct hash128 memory[ARRAY_COUNT(lives)];
+    struct wk_ranks_shape good = shape_good();
+    world_init(&d.w, 2, 1024);
+    d.ranks[0] = duo_open(&d, 0);
+    for (size_t i = 0; i < ARRAY_COUNT(lives); i++) {
+        d.boot = lives[i].boot;
+        d.ranks[1] = duo_open(&d, 1);
+        assert_int_equal(shape_tell(&d, &good, &memory[i]), ERR_OK);
+        assert_int_equal(d.heard.kv.blocks[0], lives[i].kept ? 5 : 0);
+        if (i > 0)
+            assert_int_equal(memcmp(&memory[i], &memory[i - 1], sizeof *memory) == 0,
+                             lives[i].kept);
+        memset(d.heard.kv.blocks, 5, d.heard.kv.block_stride);
+        wk_ranks_destroy(&d.ranks[1]);
+        wk_fabric_leave(wk_ranks_fabric(d.ranks[0]));
+    }
+    d.ranks[1] = duo_open(&d, 1);
+    duo_fini(&d);
+}
+
+/* Rows that do not fit, and a file that is another's, are refused before the first byte. */
+static void test_rows_need_room(void **state)
+{
+    (void)state;
+    struct duo d = {.geometry = &own, .boot = 7};
+    struct hash128 memory;
+    world_init(&d.w, 2, 1024);
+    for (uint32_t r = 0; r < 2; r++)
+        d.ranks[r] = duo_open(&d, r);
+    struct wk_ranks_shape huge = shape_good();
+    huge.geometry.block_tokens = huge.geometry.interleave = 65536;
+    huge.block_count = 6u << 20; /* 57 TB */
+    assert_int_not_equal(shape_tell(&d, &huge, &memory), ERR_OK);
+    assert_int_equal(d.code, ERR_NOMEM);
+    if (strstr(d.detail.text, d.w.dir) == NULL || strstr(d.detail.text, "are free") == NULL)
+        fail_msg("%s", d.detail.text);
+    assert_int_equal(memory_bytes(&d), 0);
+
+    struct wk_ranks_shape good = shape_good();
+    char path[128];
+    snprintf(path, sizeof path, "%s/rows", d.w.dir);
+    int fd = open(path, O_RDWR);
+    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
+    assert_int_not_equal(shape_tell(&d, &good, &memory), ERR_OK);
+    assert_int_equal(d.code, ERR_BUSY);
+    assert_non_null(strstr(d.detail.text, "another worker"));
+    close(fd);
+    assert_int_equal(shape_tell(&d, &good, &memory), ERR_OK);
+    fd = open(path, O_RDWR);
+    assert_int_not_equal(flock(fd, LOCK_EX | LOCK_NB), 0); /* ours while it is mapped */
+    close(fd);
+    duo_fini(&d);
+}
+
+static void test_rows_path(void **state)
+{
+    (void)state;
+    static struct wk_params p = {.cluster = "a/b", .run_dir = "/tmp", .id = 3};
+    char path[HOST_PATH_BYTES], other[HOST_PATH_BYTES];
+    struct err_detail detail;
+    assert_int_equal(wk_params_rows_path(&p, path, &detail), ERR_OK);
+    assert_ptr_equal(strstr(path, "/dev/shm/tandem-a_b-"), path);
+    assert_non_null(strstr(path, "-worker-3.rows"));
+    p.id = 4;
+    assert_int_equal(wk_params_rows_path(&p, other, &detail), ERR_OK);
+    assert_string_not_equal(path, other);
+    snprintf(p.rows_path, sizeof p.rows_path, "/x/rows");
+    assert_int_equal(wk_params_rows_path(&p, path, &detail), ERR_OK);
+    assert_string_equal(path, "/x/rows");
 }
 
 /* ---- orders that wait ---- */
@@ -531,6 +615,9 @@ int main(void)
         cmocka_unit_test(test_admission),
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_shapes_by_position),
+        cmocka_unit_test(test_rows_end_with_the_host),
+        cmocka_unit_test(test_rows_need_room),
+        cmocka_unit_test(test_rows_path),
         cmocka_unit_test(test_orders_wait),
         cmocka_unit_test(test_rows_by_position_take_half),
     };
