@@ -33,6 +33,7 @@ struct wk_exec_options wk_params_exec(const struct wk_params *p)
         .slice_rows_max = p->slice_rows_max,
         .decode_rows_max = p->decode_rows_max,
         .context_max = p->context_max,
+        .group = p->group,
         .mtp = wk_params_mtp(p),
         .mtp_tokens = p->mtp_tokens,
         .mtp_recycle = strcmp(p->mtp_recycle, "pre_norm") == 0 ? MTP_PRE_NORM : MTP_POST_NORM,

@@ -194,7 +194,7 @@ enum err wk_ranks_probe(struct wk_ranks *r, struct err_detail *detail)
     enum err e = wk_probe_run(r->fabric, &r->options.floors, path, &report, detail);
     if (e != ERR_OK && e != ERR_UNSUPPORTED)
         return e;
-    for (uint32_t i = 0; i < WK_PROBE_SIZES; i++)
+    for (uint32_t i = 0; i < WK_PROBE_SIZES && e == ERR_OK; i++) /* a refusal says its numbers */
         log_info(WORKER, "fabric measured", "path=%s bytes=%u median_us=%u p95_us=%u mb_per_s=%u",
                  path, report.rows[i].bytes, report.rows[i].median_us, report.rows[i].p95_us,
                  report.rows[i].bandwidth_mb);
@@ -212,13 +212,35 @@ static enum err tell(struct wk_ranks *r, enum wk_order order, const void *bytes,
     return wk_tell(r->fabric, r->tale, sizeof head + count);
 }
 
-/* Every rank shows the incarnation of its memory; rank 0 has none of its own here. */
-static enum err memories_gather(struct wk_ranks *r, uint32_t epoch, struct hash128 *ret_memory)
+/* What a rank shows of its memory. */
+struct memory_show {
+    uint64_t incarnation; /* 0: it refuses the shape (rank 0 has no memory of its own here) */
+    struct err_detail why;
+};
+
+static enum err memories_gather(struct wk_ranks *r, uint32_t epoch, const struct err_detail *why,
+                                struct hash128 *ret_memory, struct err_detail *detail)
 {
     const struct memory_head *head = (const struct memory_head *)(const void *)r->memory;
-    uint64_t own = head != NULL ? head->incarnation : 0, all[WK_RANKS_MAX] = {0};
-    TRY(wk_all_gather(r->fabric, &own, sizeof own, all));
-    *ret_memory = hash_xxh3_once(all, r->options.ranks * sizeof own);
+    struct memory_show own = {.why = *why}, all[WK_RANKS_MAX];
+    uint64_t incarnations[WK_RANKS_MAX] = {0};
+    if (head != NULL)
+        own.incarnation = head->incarnation;
+    enum err e = wk_all_gather(r->fabric, &own, sizeof own, all);
+    if (e != ERR_OK) {
+        wk_fabric_fault(r->fabric, detail);
+        return e;
+    }
+    for (uint32_t rank = 1; rank < r->options.ranks; rank++) {
+        all[rank].why.text[sizeof all[rank].why.text - 1] = '\0';
+        incarnations[rank] = all[rank].incarnation;
+        if (incarnations[rank] != 0)
+            continue;
+        wk_fabric_leave(r->fabric);
+        return err_set(detail, ERR_UNSUPPORTED, "rank %u refuses the shape of its memory: %.400s",
+                       rank, all[rank].why.text);
+    }
+    *ret_memory = hash_xxh3_once(incarnations, r->options.ranks * sizeof *incarnations);
     uint32_t others;
     memcpy(&others, ret_memory->bytes, sizeof others);
     r->epochs = r->options.rank == 0 ? (struct wk_agree_epochs){epoch, others}
@@ -227,11 +249,16 @@ static enum err memories_gather(struct wk_ranks *r, uint32_t epoch, struct hash1
 }
 
 enum err wk_ranks_tell_shape(struct wk_ranks *r, const struct wk_ranks_shape *shape,
-                             struct hash128 *ret_memory)
+                             struct hash128 *ret_memory, struct err_detail *detail)
 {
+    static const struct err_detail none;
     CHECK_OBJ(r, RANKS_MAGIC);
-    TRY(tell(r, WK_ORDER_SHAPE, shape, sizeof *shape));
-    return memories_gather(r, shape->epoch, ret_memory);
+    enum err e = tell(r, WK_ORDER_SHAPE, shape, sizeof *shape);
+    if (e != ERR_OK) {
+        wk_fabric_fault(r->fabric, detail);
+        return e;
+    }
+    return memories_gather(r, shape->epoch, &none, ret_memory, detail);
 }
 
 struct wk_agree_epochs wk_ranks_epochs(const struct wk_ranks *r)
@@ -370,8 +397,8 @@ static enum err memory_map(struct wk_ranks *r, struct memory_head *need, uint64_
 static enum err shape_take(struct wk_ranks *r, const struct wk_ranks_hear *want,
                            struct wk_ranks_heard *h, struct err_detail *detail)
 {
-    struct hash128 memory;
     struct kv_layout l;
+    memory_unmap(r);
     TRY(shape_layout(&h->shape, want->geometry, &l, detail));
     struct memory_head need = {.magic = MEMORY_MAGIC,
                                .boot = r->options.boot,
@@ -380,7 +407,6 @@ static enum err shape_take(struct wk_ranks *r, const struct wk_ranks_hear *want,
                                .layout_fp = l.layout_fp};
     uint64_t blocks_bytes = l.block_count * l.block_bytes;
     uint64_t bytes = MEMORY_HEAD_BYTES + blocks_bytes + l.slot_count * l.slot_bytes;
-    memory_unmap(r);
     TRY(memory_map(r, &need, bytes, detail));
     h->kv = (struct model_kv){.blocks = r->memory + MEMORY_HEAD_BYTES,
                               .block_stride = l.block_bytes,
@@ -393,7 +419,23 @@ static enum err shape_take(struct wk_ranks *r, const struct wk_ranks_hear *want,
                               .slot_count = l.slot_count,
                               .kv_type = (enum kv_row)(l.geometry.kv_dtype - KV_F32),
                               .index_type = (enum kv_row)(l.geometry.index_dtype - KV_F32)};
-    return memories_gather(r, h->shape.epoch, &memory);
+    return ERR_OK;
+}
+
+/* What we think of it is shown to all, so that rank 0 can say why it does not serve. */
+static enum err shape_judge(struct wk_ranks *r, const struct wk_ranks_hear *want,
+                            struct wk_ranks_heard *h, bool *ret_refused, struct err_detail *detail)
+{
+    struct err_detail why = {{0}};
+    struct hash128 memory;
+    enum err own = shape_take(r, want, h, &why);
+    enum err e = memories_gather(r, h->shape.epoch, &why, &memory, detail);
+    if (own == ERR_OK)
+        return e;
+    *ret_refused = true;
+    if (detail != NULL)
+        *detail = why;
+    return own;
 }
 
 static enum err plan_judge(const struct wk_ranks_hear *want, const uint8_t *bytes, size_t count,
@@ -440,7 +482,10 @@ enum err wk_ranks_hear(struct wk_ranks *r, const struct wk_ranks_hear *want, uin
         TRY(plan_take(r, want, r->tale + sizeof head, count - sizeof head, detail));
     } else if (head.order == WK_ORDER_SHAPE && count == sizeof head + sizeof heard.shape) {
         memcpy(&heard.shape, r->tale + sizeof head, sizeof heard.shape);
-        e = shape_take(r, want, &heard, detail);
+        bool refused = false;
+        e = shape_judge(r, want, &heard, &refused, detail);
+        if (refused)
+            ret_heard->order = WK_ORDER_SHAPE;
         if (e != ERR_OK) {
             wk_fabric_leave(r->fabric);
             return e;

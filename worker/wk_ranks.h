@@ -4,7 +4,8 @@
  * Owner: the device thread.  Rank 0 leads: it tells the others which cache shape holds and which
  * plan is next, and all agree on the plan before it begins.  A rank above 0 has cache memory of
  * its own, in a file that outlives it but not the host's start; its incarnation tells whether the
- * rows that rank 0 knows of are still there.  Only what is needed at start is allocated, and the file on a new shape. */
+ * rows that rank 0 knows of are still there.  Only what is needed at start is allocated, and the
+ * file on a new shape. */
 #ifndef WORKER_WK_RANKS_H
 #define WORKER_WK_RANKS_H
 
@@ -64,9 +65,10 @@ struct wk_ranks_shape {
     uint64_t step_last;
 };
 
-/* Rank 0: a new shape; ret_memory is a hash over the others' memory incarnations. */
+/* Rank 0: a new shape; ret_memory is a hash over the others' memory incarnations.
+ * ERR_UNSUPPORTED: a rank refuses it, with its words; all else is a fault of the group. */
 MUST_USE enum err wk_ranks_tell_shape(struct wk_ranks *r, const struct wk_ranks_shape *shape,
-                                      struct hash128 *ret_memory);
+                                      struct hash128 *ret_memory, struct err_detail *detail);
 /* Rank 0: the plan that comes next; ERR_OK once all ranks agree on it. */
 MUST_USE enum err wk_ranks_tell_plan(struct wk_ranks *r, const struct wk_plan *plan, enum err own,
                                      struct err_detail *detail);
@@ -90,7 +92,7 @@ struct wk_ranks_hear {
     void *arg;
 };
 struct wk_ranks_heard {
-    enum wk_order order;
+    enum wk_order order;         /* with an error SHAPE if it is we who refuse one, else NONE */
     struct wk_ranks_shape shape; /* SHAPE: ... */
     struct model_kv kv;          /* ... laid out in our own memory */
 };

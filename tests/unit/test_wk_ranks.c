@@ -167,6 +167,8 @@ struct duo {
     struct wk_ranks *ranks[2];
     const struct kv_geometry *geometry; /* of rank 1 */
     uint32_t interleave, boot;
+    uint32_t floor;         /* of the bandwidth, for rank 1 alone */
+    struct err_detail told; /* of rank 0 */
     pthread_t thread;
     atomic_bool stop;
     /* of rank 1 */
@@ -189,7 +191,8 @@ static struct wk_ranks *duo_open(struct duo *d, uint32_t rank)
                                  .deadline_ms = 5000,
                                  .silence_ms = 3000,
                                  .interleave = d->interleave,
-                                 .boot = d->boot};
+                                 .boot = d->boot,
+                                 .floors.bandwidth_mb_min = rank > 0 ? d->floor : 0};
     if (wk_ranks_create(&o, &r, &detail) != ERR_OK)
         fail_msg("%s", detail.text);
     return r;
@@ -226,7 +229,7 @@ static enum err shape_tell(struct duo *d, const struct wk_ranks_shape *shape,
     struct err_detail detail;
     assert_int_equal(pthread_create(&d->thread, NULL, other_main, d), 0);
     assert_int_equal(wk_ranks_form(d->ranks[0], &settings, &d->stop, &detail), ERR_OK);
-    enum err e = wk_ranks_tell_shape(d->ranks[0], shape, ret_memory);
+    enum err e = wk_ranks_tell_shape(d->ranks[0], shape, ret_memory, &d->told);
     pthread_join(d->thread, NULL);
     return e;
 }
@@ -297,6 +300,9 @@ static void test_shapes(void **state)
         assert_int_not_equal(d.code, ERR_OK);
         if (strstr(d.detail.text, bad[i].words) == NULL)
             fail_msg("%zu: %s", i, d.detail.text);
+        if (strstr(d.told.text, "rank 1 refuses") == NULL ||
+            strstr(d.told.text, bad[i].words) == NULL)
+            fail_msg("%zu: %s", i, d.told.text);
     }
 
     /* The same shape finds the same rows; other types of the same size are other rows. */
@@ -452,7 +458,8 @@ struct side {
     struct loop *loop;
     struct loop_waker *waker;
     struct wk_exec *exec;
-    uint32_t loaded, attached;
+    uint32_t loaded, attached, failed;
+    uint32_t group;
     char directory[1024];
 };
 
@@ -463,6 +470,7 @@ static void on_news(void *arg)
     while (s->exec != NULL && wk_exec_news(s->exec, &news)) {
         s->loaded += news.type == WK_NEWS_LOADED;
         s->attached += news.type == WK_NEWS_ATTACHED;
+        s->failed += news.type == WK_NEWS_FAILED;
     }
     loop_stop(s->loop);
 }
@@ -497,6 +505,7 @@ static void side_open(struct side *s, struct wk_ranks *ranks)
                                 .slice_rows_max = 32,
                                 .decode_rows_max = 16,
                                 .context_max = 128,
+                                .group = s->group,
                                 .ranks = ranks,
                                 .waker = s->waker};
     s->exec = wk_exec_create(&o);
@@ -609,6 +618,82 @@ static void test_rows_by_position_take_half(void **state)
     assert_int_equal(blocks_bytes(0), 2 * blocks_bytes(16));
 }
 
+/* Turns both loops for so long. */
+static void turn(struct side *sides, uint32_t ms)
+{
+    for (uint32_t spent = 0; spent < ms; spent += 10) {
+        usleep(10000);
+        for (uint32_t r = 0; r < 2; r++) {
+            struct loop_timer *end = loop_timer_create(sides[r].loop, on_turn, sides[r].loop);
+            loop_timer_start(end, 1, false);
+            loop_run(sides[r].loop);
+            loop_timer_destroy(&end);
+        }
+    }
+}
+
+/* Another group's rank, another's floor: both ranks refuse, neither gives up, and once rank 1 is
+ * started anew in order both go on. */
+static void test_refusals_pass(void **state)
+{
+    (void)state;
+    for (uint32_t what = 0; what < 2; what++) {
+        struct duo d = {.floor = what == 0 ? 1000000000 : 0};
+        struct side sides[2] = {{0}, {.group = what}};
+        world_init(&d.w, 2, 1024);
+        for (uint32_t r = 0; r < 2; r++) {
+            d.ranks[r] = duo_open(&d, r);
+            side_open(&sides[r], d.ranks[r]);
+        }
+        turn(sides, 4000);
+        for (uint32_t r = 0; r < 2; r++)
+            assert_int_equal(sides[r].loaded + sides[r].failed, 0);
+        side_close(&sides[1]);
+        wk_ranks_destroy(&d.ranks[1]);
+        d.floor = sides[1].group = 0;
+        d.ranks[1] = duo_open(&d, 1);
+        side_open(&sides[1], d.ranks[1]);
+        for (uint32_t r = 0; r < 2; r++)
+            until(&sides[r], &sides[r].loaded, 1);
+        assert_int_equal(sides[0].failed + sides[1].failed, 0);
+        for (uint32_t r = 0; r < 2; r++)
+            side_close(&sides[r]);
+        duo_fini(&d);
+    }
+}
+
+/* A shape that rank 1 refuses is told again with pauses, until it is taken. */
+static void test_a_refused_shape_does_not_spin(void **state)
+{
+    (void)state;
+    static uint8_t nothing[64];
+    struct duo d = {.boot = 1};
+    struct side sides[2] = {0};
+    struct model_kv kv = {
+        .blocks = nothing, .slots = nothing, .block_tokens = BT, .block_count = 4, .slot_count = 1};
+    char path[128];
+    world_init(&d.w, 2, 1024);
+    snprintf(path, sizeof path, "%s/rows", d.w.dir);
+    int fd = open(path, O_RDWR | O_CREAT, 0600);
+    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
+    for (uint32_t r = 0; r < 2; r++) {
+        d.ranks[r] = duo_open(&d, r);
+        side_open(&sides[r], d.ranks[r]);
+    }
+    for (uint32_t r = 0; r < 2; r++)
+        until(&sides[r], &sides[r].loaded, 1);
+    assert_int_equal(wk_exec_attach(sides[0].exec, &kv, 2), ERR_OK);
+    turn(sides, 3000);
+    assert_int_equal(sides[0].attached, 0);
+    close(fd);
+    until(&sides[0], &sides[0].attached, 1);
+    uint32_t epoch = wk_fabric_epoch(wk_ranks_fabric(d.ranks[0]));
+    assert_true(epoch >= 4 && epoch < 20);
+    for (uint32_t r = 0; r < 2; r++)
+        side_close(&sides[r]);
+    duo_fini(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -620,6 +705,8 @@ int main(void)
         cmocka_unit_test(test_rows_path),
         cmocka_unit_test(test_orders_wait),
         cmocka_unit_test(test_rows_by_position_take_half),
+        cmocka_unit_test(test_refusals_pass),
+        cmocka_unit_test(test_a_refused_shape_does_not_spin),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
