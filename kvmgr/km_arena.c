@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kvmgr/km_arena.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -16,8 +15,8 @@
 #include "kvmgr/km_event.h"
 #include "kvmgr/km_index.h"
 #include "lib/base/check.h"
+#include "lib/base/host.h"
 #include "lib/base/mem.h"
-#include "lib/base/str.h"
 
 #define KM_ARENA_MAGIC 0x4b4d4152u
 #define SCAN_HEADERS   64u
@@ -518,20 +517,8 @@ uint64_t km_arena_headers_repaired(const struct km_arena *a)
 enum err km_arena_default_path(const char *cluster, const char *run_dir, uint32_t id,
                                char ret_path[KM_ARENA_PATH_BYTES], struct err_detail *detail)
 {
-    char *absolute = realpath(run_dir, NULL);
-    if (!absolute)
-        return err_set(detail, ERR_IO, "run_dir: %s: %s", run_dir, strerror(errno));
-    struct hash128 hash = hash_xxh3_once(absolute, strlen(absolute));
-    free(absolute);
-    char hex[33], name[65], which[16] = "";
+    char suffix[24] = ".kv";
     if (id > 0)
-        snprintf(which, sizeof(which), "-%u", id);
-    hex_encode(&hash, sizeof(hash), hex);
-    snprintf(name, sizeof(name), "%s", cluster);
-    for (char *c = name; *c; c++) { /* a cluster's name is no path */
-        if (!isalnum((unsigned char)*c) && *c != '-' && *c != '_' && *c != '.')
-            *c = '_';
-    }
-    snprintf(ret_path, KM_ARENA_PATH_BYTES, "/dev/shm/tandem-%s-%.16s%s.kv", name, hex, which);
-    return ERR_OK;
+        snprintf(suffix, sizeof(suffix), "-%u.kv", id);
+    return host_memory_path(cluster, run_dir, suffix, ret_path, detail);
 }

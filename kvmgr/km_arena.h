@@ -17,10 +17,11 @@
 #include <stdint.h>
 
 #include "lib/base/err.h"
+#include "lib/base/host.h"
 #include "lib/base/hash.h"
 #include "proto/kv_layout.h"
 
-#define KM_ARENA_PATH_BYTES 512u
+#define KM_ARENA_PATH_BYTES HOST_PATH_BYTES
 
 struct km_arena;
 struct km_found_block;

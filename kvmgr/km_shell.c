@@ -464,13 +464,7 @@ static void on_redis(void *arg, bool up)
 
 static void facts_read(struct km_shell *s)
 {
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-    if (f) {
-        if (!fgets(s->boot_id, sizeof(s->boot_id), f))
-            s->boot_id[0] = '\0';
-        fclose(f);
-        s->boot_id[strcspn(s->boot_id, "\n")] = '\0';
-    }
+    host_boot_id(s->boot_id);
     if (gethostname(s->host, sizeof(s->host) - 1) != 0)
         s->host[0] = '\0';
 }

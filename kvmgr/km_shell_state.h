@@ -53,7 +53,7 @@ struct km_shell {
     char arena_path[KM_ARENA_PATH_BYTES];
     char heartbeat_key[32];
     char endpoint[600];
-    char boot_id[40], host[65];
+    char boot_id[HOST_BOOT_BYTES], host[65];
     struct km_core *core;
     struct km_arena *arena;
     struct km_map *map;

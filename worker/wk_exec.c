@@ -28,6 +28,7 @@
 #define RING_ITEMS    16u
 /* Between two looks of a following rank at whether it should end. */
 #define FOLLOW_WAIT_MS 100u
+#define REFUSED_US     10000000u
 #define RING_BYTES     (4u << 20) /* encodings of past plans */
 
 STATIC_CHECK(WK_STEP_ROWS_MAX == MODEL_DRAFT_ROWS_MAX);
@@ -74,8 +75,10 @@ struct wk_exec {
     struct wk_taps *taps, *taps_next; /* in use; to be used once no batch is paused */
     struct wk_result result;
     struct wk_ranks *ranks;
-    bool follows; /* a rank above 0 */
-    bool settled; /* has seen the probe and the canary of a whole group */
+    bool follows;     /* a rank above 0 */
+    bool settled;     /* has seen the probe and the canary of a whole group */
+    enum err refused; /* the group, last: by what, and when it was said */
+    uint64_t refused_us;
     struct hash128 settings;
     struct wk_plan *heard;
     struct wk_plan_ring *ring; /* with ranks: for the dump */
@@ -446,9 +449,11 @@ static struct hash128 settings_of(const struct wk_exec *x)
     const struct model_info *info = x->loaded.info;
     struct hash_xxh3 h;
     struct model_group group = wk_ranks_group(x->ranks);
-    uint32_t numbers[] = {o->entries,         o->plan_seqs,   o->slice_rows_max,
-                          o->decode_rows_max, o->context_max, (uint32_t)o->numerics,
-                          group.ranks,        group.moe,      group.interleave};
+    uint32_t numbers[] = {o->entries,        o->plan_seqs,
+                          o->slice_rows_max, o->decode_rows_max,
+                          o->context_max,    (uint32_t)o->numerics,
+                          group.ranks,       group.moe,
+                          group.interleave,  o->group};
     hash_xxh3_init(&h);
     hash_xxh3_add(&h, info->model_fp.bytes, sizeof info->model_fp.bytes);
     hash_xxh3_add(&h, info->kernels, strlen(info->kernels));
@@ -471,17 +476,30 @@ static struct wk_canary canary_of(const struct wk_exec *x)
                               .shards = group.interleave > 0 ? group.ranks : 1};
 }
 
-/* ERR_CORRUPT: the canary comes out otherwise than before. */
-static enum err group_canary(struct wk_exec *x)
+/* What one rank refuses all refuse, or the others would hold it for settled. */
+static enum err verdicts_gather(struct wk_exec *x, enum err own, struct err_detail *detail)
 {
     struct wk_fabric *f = wk_ranks_fabric(x->ranks);
+    uint32_t verdict = own, all[WK_RANKS_MAX];
+    TRY(wk_all_gather(f, &verdict, sizeof verdict, all)); /* at once the fault, if there was one */
+    for (uint32_t r = 0; r < wk_fabric_ranks(f) && own == ERR_OK; r++)
+        if (all[r] != ERR_OK)
+            return err_set(detail, ERR_UNSUPPORTED, "rank %u refuses the group: its log says why",
+                           r);
+    return own;
+}
+
+/* ERR_CORRUPT: the canary comes out otherwise than before. */
+static enum err group_canary(struct wk_exec *x, struct err_detail *detail)
+{
     struct wk_canary canary = canary_of(x);
     struct wk_loaded loaded = x->loaded;
+    enum err e = ERR_OK;
     wk_canary_run(&canary, &loaded);
-    TRY(wk_barrier(f));
     if (x->settled &&
         memcmp(loaded.canary_output, x->loaded.canary_output, sizeof loaded.canary_output) != 0)
-        return ERR_CORRUPT;
+        e = err_set(detail, ERR_CORRUPT, "canary: the group computes otherwise than before");
+    TRY(verdicts_gather(x, e, detail));
     if (!x->settled) /* nobody else reads it before WK_NEWS_LOADED */
         x->loaded = loaded;
     return ERR_OK;
@@ -498,30 +516,55 @@ static enum err group_settle(struct wk_exec *x, struct err_detail *detail)
         any |= all[r];
     if (any == 0)
         return ERR_OK;
-    enum err e = wk_ranks_probe(x->ranks, detail);
-    if (e == ERR_OK)
-        e = group_canary(x);
-    if (e == ERR_CORRUPT && wk_fabric_fault(f, NULL) == ERR_OK)
-        err_set(detail, e, "canary: the group computes otherwise than before");
-    if (e == ERR_OK)
-        x->settled = true;
-    return e;
+    TRY(verdicts_gather(x, wk_ranks_probe(x->ranks, detail), detail));
+    TRY(group_canary(x, detail));
+    x->settled = true;
+    return ERR_OK;
+}
+
+/* Said once, then every REFUSED_US while it lasts; nobody would hear of a refusal that is repeated
+ * without a pause. */
+static void group_refused(struct wk_exec *x, enum err e, const char *text)
+{
+    struct timespec piece = {0, 50000000};
+    uint64_t now = clock_mono_us();
+    if (e != x->refused || now - x->refused_us >= REFUSED_US) {
+        log_error(WORKER, "group refused", "code=%s step=%" PRIu64 " reason=\"%s\"", err_name(e),
+                  x->step_last, text);
+        x->refused = e;
+        x->refused_us = now;
+    }
+    for (uint32_t i = 0; i < 20 && !atomic_load(&x->ending); i++)
+        nanosleep(&piece, NULL);
 }
 
 /* A group that breaks while it forms is formed again; one that is whole and no good is refused. */
-static enum err group_form(struct wk_exec *x, struct err_detail *detail)
+static enum err group_try(struct wk_exec *x, struct err_detail *detail)
 {
     enum err e;
-    batch_drop(x);
     for (;;) {
         TRY(wk_ranks_form(x->ranks, &x->settings, &x->ending, detail));
         e = group_settle(x, detail);
-        if (e == ERR_OK || wk_fabric_fault(wk_ranks_fabric(x->ranks), NULL) == ERR_OK)
+        if (e == ERR_OK)
+            return e;
+        if (wk_fabric_fault(wk_ranks_fabric(x->ranks), NULL) == ERR_OK)
             break;
     }
-    if (e != ERR_OK) {
-        wk_fabric_leave(wk_ranks_fabric(x->ranks));
-        return e;
+    wk_fabric_leave(wk_ranks_fabric(x->ranks));
+    return e;
+}
+
+/* Whatever speaks against the group may pass, since it takes another rank: that one is restarted
+ * with other settings, the cable is mended.  ERR_CANCELLED alone comes back. */
+static enum err group_form(struct wk_exec *x)
+{
+    struct err_detail detail = {{0}};
+    enum err e;
+    batch_drop(x);
+    while ((e = group_try(x, &detail)) != ERR_OK) {
+        if (e == ERR_CANCELLED)
+            return e;
+        group_refused(x, e, detail.text);
     }
     log_info(WORKER, "group formed", "rank=%u ranks=%u epoch=%u",
              wk_fabric_rank(wk_ranks_fabric(x->ranks)), wk_fabric_ranks(wk_ranks_fabric(x->ranks)),
@@ -538,7 +581,7 @@ static enum err canary_run(struct wk_exec *x)
         return ERR_OK;
     }
     x->settings = settings_of(x);
-    return group_form(x, &x->failure);
+    return group_form(x);
 }
 
 static enum err load(struct wk_exec *x)
@@ -581,26 +624,19 @@ static enum err load(struct wk_exec *x)
     return ERR_OK;
 }
 
-/* Nobody would hear of a refusal that is repeated without a pause. */
-static void group_refused(struct wk_exec *x, enum err e, const char *text)
-{
-    struct timespec pause = {0, 300000000};
-    if (e == ERR_OK || e == ERR_CANCELLED)
-        return;
-    log_error(WORKER, "group refused", "code=%s step=%" PRIu64 " reason=\"%s\"", err_name(e),
-              x->step_last, text);
-    nanosleep(&pause, NULL);
-}
-
-/* Of this rank's own model. */
+/* Of this rank's own model and its share of the rows. */
 static struct kv_geometry geometry_of(const struct wk_exec *x)
 {
     const struct model_info *info = x->loaded.info;
+    struct model_group group = wk_ranks_group(x->ranks);
+    bool shared = group.interleave > 0; /* else every rank keeps all rows */
     return (struct kv_geometry){.dsa_layers = info->dsa_layers,
                                 .latent_dim = info->latent_dim,
                                 .index_dim = info->index_dim,
                                 .index_kpool = info->index_kpool,
-                                .ranks = 1,
+                                .rank = shared ? group.rank : 0,
+                                .ranks = shared ? group.ranks : 1,
+                                .interleave = group.interleave,
                                 .state_bytes = info->state_bytes};
 }
 
@@ -609,7 +645,9 @@ static struct wk_ranks_shape shape_of(const struct wk_exec *x)
     struct wk_ranks_shape s;
     memset(&s, 0, sizeof s); /* its bytes are told */
     s.geometry = geometry_of(x);
-    s.geometry.block_tokens = s.geometry.interleave = x->kv.block_tokens;
+    s.geometry.block_tokens = x->kv.block_tokens;
+    if (s.geometry.ranks == 1)
+        s.geometry.interleave = x->kv.block_tokens;
     s.geometry.kv_dtype = KV_F32 + (uint32_t)x->kv.kv_type;
     s.geometry.index_dtype = KV_F32 + (uint32_t)x->kv.index_type;
     s.block_count = x->kv.block_count;
@@ -617,6 +655,18 @@ static struct wk_ranks_shape shape_of(const struct wk_exec *x)
     s.epoch = x->epoch;
     s.step_last = x->step_last;
     return s;
+}
+
+/* A shape that a rank refuses is no good until something else changes: another arena, room. */
+static void shape_failed(struct wk_exec *x, enum err e, bool refused, const char *text)
+{
+    if (!refused) {
+        group_lost(x, e, text);
+        return;
+    }
+    batch_drop(x);
+    grouped_set(x, false);
+    group_refused(x, e, text);
 }
 
 static void attach(struct wk_exec *x, const struct order *order)
@@ -630,13 +680,14 @@ static void attach(struct wk_exec *x, const struct order *order)
     struct hash128 memory;
     struct err_detail detail = {{0}};
     struct wk_ranks_shape shape = shape_of(x);
-    do {
-        enum err e = wk_ranks_formed(x->ranks) ? ERR_OK : group_form(x, &detail);
-        if (e == ERR_CANCELLED)
+    for (;;) {
+        if (!wk_ranks_formed(x->ranks) && group_form(x) != ERR_OK)
             return;
-        group_refused(x, e, detail.text);
-    } while (!wk_ranks_formed(x->ranks) ||
-             wk_ranks_tell_shape(x->ranks, &shape, &memory) != ERR_OK);
+        enum err e = wk_ranks_tell_shape(x->ranks, &shape, &memory, &detail);
+        if (e == ERR_OK)
+            break;
+        shape_failed(x, e, e == ERR_UNSUPPORTED, detail.text);
+    }
     news_push(x, WK_NEWS_ATTACHED, NULL, &memory);
 }
 
@@ -683,11 +734,8 @@ static void follow_once(struct wk_exec *x)
     struct err_detail detail = {{0}};
     struct wk_ranks_heard heard = {.order = WK_ORDER_NONE};
     enum err e = ERR_OK;
-    if (!wk_ranks_formed(x->ranks)) {
-        e = group_form(x, &detail);
-        group_refused(x, e, detail.text);
+    if (!wk_ranks_formed(x->ranks) && group_form(x) != ERR_OK)
         return;
-    }
     struct wk_plan_limits limits = {0};
     struct kv_geometry geometry = geometry_of(x);
     if (x->heard != NULL)
@@ -707,7 +755,7 @@ static void follow_once(struct wk_exec *x)
         wk_fabric_fault(wk_ranks_fabric(x->ranks), &detail);
     }
     if (e != ERR_OK)
-        group_lost(x, e, detail.text);
+        shape_failed(x, e, heard.order == WK_ORDER_SHAPE, detail.text);
 }
 
 static void lead(struct wk_exec *x, bool good)

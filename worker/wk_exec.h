@@ -34,6 +34,7 @@ struct wk_exec_options {
     bool mtp;             /* load the MTP layer; with ranks never */
     enum mtp_recycle mtp_recycle;
     uint64_t mtp_tokens;
+    uint32_t group;         /* no rank of another one joins */
     struct wk_ranks *ranks; /* NULL = this worker holds the whole model; borrowed */
     const char *dump_path;  /* with ranks: the last plans go there when the group is lost */
     struct loop_waker *waker;

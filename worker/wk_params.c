@@ -33,6 +33,7 @@ struct wk_exec_options wk_params_exec(const struct wk_params *p)
         .slice_rows_max = p->slice_rows_max,
         .decode_rows_max = p->decode_rows_max,
         .context_max = p->context_max,
+        .group = p->group,
         .mtp = wk_params_mtp(p),
         .mtp_tokens = p->mtp_tokens,
         .mtp_recycle = strcmp(p->mtp_recycle, "pre_norm") == 0 ? MTP_PRE_NORM : MTP_POST_NORM,
@@ -44,10 +45,22 @@ uint32_t wk_params_interleave(const struct wk_params *p)
     return p->dcp > 1 ? p->interleave : 0;
 }
 
+enum err wk_params_rows_path(const struct wk_params *p, char ret_path[HOST_PATH_BYTES],
+                             struct err_detail *detail)
+{
+    char suffix[32];
+    if (p->rows_path[0] != '\0') {
+        snprintf(ret_path, HOST_PATH_BYTES, "%s", p->rows_path);
+        return ERR_OK;
+    }
+    snprintf(suffix, sizeof suffix, "-worker-%u.rows", p->id);
+    return host_memory_path(p->cluster, p->run_dir, suffix, ret_path, detail);
+}
+
 enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,
                          struct err_detail *detail)
 {
-    char path[PARAM_STR_BYTES + 32], memory[PARAM_STR_BYTES + 48];
+    char path[PARAM_STR_BYTES + 32], memory[HOST_PATH_BYTES];
     struct wk_ranks_options o = {.rank = p->rank,
                                  .ranks = p->ranks,
                                  .fabric = p->fabric,
@@ -55,6 +68,7 @@ enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,
                                  .nodes = p->fabric_nodes,
                                  .keys = p->fabric_keys,
                                  .memory = memory,
+                                 .boot = host_boot(),
                                  .deadline_ms = p->fabric_deadline_ms,
                                  .silence_ms = p->fabric_silence_ms,
                                  .interleave = wk_params_interleave(p),
@@ -65,6 +79,6 @@ enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,
     int at = snprintf(path, sizeof path, "%s/fabric", p->run_dir);
     if (p->group > 0)
         snprintf(path + at, sizeof path - (size_t)at, "-%u", p->group);
-    snprintf(memory, sizeof memory, "%s/worker-%u.rows", p->run_dir, p->id);
+    TRY(wk_params_rows_path(p, memory, detail));
     return wk_ranks_create(&o, ret_ranks, detail);
 }

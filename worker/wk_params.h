@@ -4,6 +4,7 @@
 #ifndef WORKER_WK_PARAMS_H
 #define WORKER_WK_PARAMS_H
 
+#include "lib/base/host.h"
 #include "lib/base/params.h"
 
 struct wk_params {
@@ -21,7 +22,10 @@ bool wk_params_mtp(const struct wk_params *p); /* whether the MTP layer is to be
 struct wk_exec_options wk_params_exec(const struct wk_params *p);
 /* Positions in turn with context sharding, else 0. */
 uint32_t wk_params_interleave(const struct wk_params *p);
-/* Only with ranks > 1.  Files lie in run_dir. */
+/* Of a rank above 0: rows_path, or a file of its own in /dev/shm. */
+MUST_USE enum err wk_params_rows_path(const struct wk_params *p, char ret_path[HOST_PATH_BYTES],
+                                      struct err_detail *detail);
+/* Only with ranks > 1. */
 MUST_USE enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,
                                   struct err_detail *detail);
 

@@ -3,10 +3,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "lib/base/check.h"
@@ -23,7 +26,7 @@
 #include "worker/wk_plan.h"
 
 #define RANKS_MAGIC       0x574b5253u
-#define MEMORY_MAGIC      0x324d5254u /* "TRM2" */
+#define MEMORY_MAGIC      0x334d5254u /* "TRM3" */
 #define MEMORY_HEAD_BYTES 4096u
 #define MESSAGE_BYTES     16384u /* the quickest of those measured, for an exchange of 64 KiB */
 #define SPIN_US           50u
@@ -31,7 +34,7 @@
 #define TALE_BYTES_MAX    (16u << 20)
 
 struct memory_head {
-    uint32_t magic, zero;
+    uint32_t magic, boot;
     uint64_t incarnation;
     uint32_t block_count, slot_count;
     struct hash128 layout_fp, settings;
@@ -55,6 +58,7 @@ struct wk_ranks {
     uint8_t *tale; /* [TALE_BYTES_MAX] */
     uint8_t *memory;
     uint64_t memory_bytes;
+    int memory_fd;                 /* holds the lock on the file while it is mapped */
     struct wk_agree_epochs epochs; /* of the shape that holds */
 };
 
@@ -122,6 +126,15 @@ enum err wk_ranks_create(const struct wk_ranks_options *options, struct wk_ranks
     return ERR_OK;
 }
 
+static void memory_unmap(struct wk_ranks *r)
+{
+    if (r->memory == NULL)
+        return;
+    munmap(r->memory, r->memory_bytes);
+    close(r->memory_fd);
+    r->memory = NULL;
+}
+
 void wk_ranks_destroy(struct wk_ranks **r_p)
 {
     struct wk_ranks *r = *r_p;
@@ -131,8 +144,7 @@ void wk_ranks_destroy(struct wk_ranks **r_p)
     wk_fabric_destroy(&r->fabric);
     wk_link_destroy(&r->link);
     wk_local_close(&r->local);
-    if (r->memory != NULL)
-        munmap(r->memory, r->memory_bytes);
+    memory_unmap(r);
     mem_give(r->tale);
     r->magic = 0;
     mem_give(r);
@@ -182,7 +194,7 @@ enum err wk_ranks_probe(struct wk_ranks *r, struct err_detail *detail)
     enum err e = wk_probe_run(r->fabric, &r->options.floors, path, &report, detail);
     if (e != ERR_OK && e != ERR_UNSUPPORTED)
         return e;
-    for (uint32_t i = 0; i < WK_PROBE_SIZES; i++)
+    for (uint32_t i = 0; i < WK_PROBE_SIZES && e == ERR_OK; i++) /* a refusal says its numbers */
         log_info(WORKER, "fabric measured", "path=%s bytes=%u median_us=%u p95_us=%u mb_per_s=%u",
                  path, report.rows[i].bytes, report.rows[i].median_us, report.rows[i].p95_us,
                  report.rows[i].bandwidth_mb);
@@ -200,13 +212,35 @@ static enum err tell(struct wk_ranks *r, enum wk_order order, const void *bytes,
     return wk_tell(r->fabric, r->tale, sizeof head + count);
 }
 
-/* Every rank shows the incarnation of its memory; rank 0 has none of its own here. */
-static enum err memories_gather(struct wk_ranks *r, uint32_t epoch, struct hash128 *ret_memory)
+/* What a rank shows of its memory. */
+struct memory_show {
+    uint64_t incarnation; /* 0: it refuses the shape (rank 0 has no memory of its own here) */
+    struct err_detail why;
+};
+
+static enum err memories_gather(struct wk_ranks *r, uint32_t epoch, const struct err_detail *why,
+                                struct hash128 *ret_memory, struct err_detail *detail)
 {
     const struct memory_head *head = (const struct memory_head *)(const void *)r->memory;
-    uint64_t own = head != NULL ? head->incarnation : 0, all[WK_RANKS_MAX] = {0};
-    TRY(wk_all_gather(r->fabric, &own, sizeof own, all));
-    *ret_memory = hash_xxh3_once(all, r->options.ranks * sizeof own);
+    struct memory_show own = {.why = *why}, all[WK_RANKS_MAX];
+    uint64_t incarnations[WK_RANKS_MAX] = {0};
+    if (head != NULL)
+        own.incarnation = head->incarnation;
+    enum err e = wk_all_gather(r->fabric, &own, sizeof own, all);
+    if (e != ERR_OK) {
+        wk_fabric_fault(r->fabric, detail);
+        return e;
+    }
+    for (uint32_t rank = 1; rank < r->options.ranks; rank++) {
+        all[rank].why.text[sizeof all[rank].why.text - 1] = '\0';
+        incarnations[rank] = all[rank].incarnation;
+        if (incarnations[rank] != 0)
+            continue;
+        wk_fabric_leave(r->fabric);
+        return err_set(detail, ERR_UNSUPPORTED, "rank %u refuses the shape of its memory: %.400s",
+                       rank, all[rank].why.text);
+    }
+    *ret_memory = hash_xxh3_once(incarnations, r->options.ranks * sizeof *incarnations);
     uint32_t others;
     memcpy(&others, ret_memory->bytes, sizeof others);
     r->epochs = r->options.rank == 0 ? (struct wk_agree_epochs){epoch, others}
@@ -215,11 +249,16 @@ static enum err memories_gather(struct wk_ranks *r, uint32_t epoch, struct hash1
 }
 
 enum err wk_ranks_tell_shape(struct wk_ranks *r, const struct wk_ranks_shape *shape,
-                             struct hash128 *ret_memory)
+                             struct hash128 *ret_memory, struct err_detail *detail)
 {
+    static const struct err_detail none;
     CHECK_OBJ(r, RANKS_MAGIC);
-    TRY(tell(r, WK_ORDER_SHAPE, shape, sizeof *shape));
-    return memories_gather(r, shape->epoch, ret_memory);
+    enum err e = tell(r, WK_ORDER_SHAPE, shape, sizeof *shape);
+    if (e != ERR_OK) {
+        wk_fabric_fault(r->fabric, detail);
+        return e;
+    }
+    return memories_gather(r, shape->epoch, &none, ret_memory, detail);
 }
 
 struct wk_agree_epochs wk_ranks_epochs(const struct wk_ranks *r)
@@ -255,54 +294,98 @@ static enum err shape_layout(const struct wk_ranks_shape *s, const struct kv_geo
                 {"index_dim", g.index_dim, own->index_dim},
                 {"index_kpool", g.index_kpool, own->index_kpool},
                 {"rank", g.rank, 0},
-                {"ranks", g.ranks, 1}};
+                {"ranks", g.ranks, own->ranks},
+                {"interleave", g.interleave, own->ranks > 1 ? own->interleave : g.interleave}};
     for (size_t i = 0; i < ARRAY_COUNT(rows); i++)
         if (rows[i].theirs != rows[i].ours)
             return err_set(detail, ERR_INVALID, "shape of rank 0: %s is %u, here %u", rows[i].name,
                            rows[i].theirs, rows[i].ours);
     struct err_detail why = {{0}};
+    g.rank = own->rank;
     g.state_bytes = own->state_bytes; /* the heads may be split unevenly */
     enum err e = kv_layout_of(&g, s->block_count, s->slot_count, ret_layout, &why);
     return e == ERR_OK ? e : err_set(detail, e, "shape of rank 0: %.200s", why.text);
 }
 
+/* After a hard stop of the host a file holds any mixture of old and new pages. */
 static bool memory_fits(const struct wk_ranks *r, const struct memory_head *have,
                         const struct memory_head *need)
 {
-    return have->magic == need->magic && have->block_count == need->block_count &&
-           have->slot_count == need->slot_count && have->incarnation != 0 &&
+    return have->magic == need->magic && have->boot == need->boot && need->boot != 0 &&
+           have->block_count == need->block_count && have->slot_count == need->slot_count &&
+           have->incarnation != 0 &&
            memcmp(&have->layout_fp, &need->layout_fp, sizeof have->layout_fp) == 0 &&
            memcmp(&have->settings, &r->settings, sizeof r->settings) == 0;
 }
 
-/* The file of an earlier life if it is of this shape and these weights, else a new one. */
+static enum err memory_open(const char *path, int *ret_fd, struct stat *ret_st,
+                            struct err_detail *detail)
+{
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return err_set(detail, ERR_IO, "%s: %s", path, strerror(errno));
+    enum err e = ERR_OK;
+    if (fstat(fd, ret_st) != 0 || !S_ISREG(ret_st->st_mode))
+        e = err_set(detail, ERR_IO, "%s: not a regular file", path);
+    else if (flock(fd, LOCK_EX | LOCK_NB) != 0)
+        e = err_set(detail, ERR_BUSY, "%s: another worker has it: each rank needs a rows_path",
+                    path);
+    if (e != ERR_OK)
+        close(fd);
+    else
+        *ret_fd = fd;
+    return e;
+}
+
+/* Pages are taken when they are first used: what does not fit would end in SIGBUS then. */
+static enum err memory_room(int fd, const char *path, uint64_t bytes, struct err_detail *detail)
+{
+    struct stat st;
+    struct statvfs fs;
+    if (fstat(fd, &st) != 0 || fstatvfs(fd, &fs) != 0)
+        return err_set(detail, ERR_IO, "%s: %s", path, strerror(errno));
+    uint64_t taken = (uint64_t)st.st_blocks * 512, left = (uint64_t)fs.f_bavail * fs.f_frsize;
+    uint64_t missing = taken < bytes ? bytes - taken : 0;
+    if (missing > left)
+        return err_set(detail, ERR_NOMEM,
+                       "%s: cache rows need %" PRIu64 " bytes more, %" PRIu64 " are free: lower "
+                       "kvmgr.arena_bytes or choose another rows_path",
+                       path, missing, left);
+    return ERR_OK;
+}
+
+/* The file of an earlier life if it is of this shape, these weights and this start of the host,
+ * else a new one. */
 static enum err memory_map(struct wk_ranks *r, struct memory_head *need, uint64_t bytes,
                            struct err_detail *detail)
 {
     const char *path = r->memory_path;
     struct stat st;
     struct memory_head have = {0};
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0 || fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-        if (fd >= 0)
-            close(fd);
-        return err_set(detail, ERR_IO, "%s: %s", path, fd < 0 ? strerror(errno) : "no file");
-    }
+    int fd = -1;
+    TRY(memory_open(path, &fd, &st, detail));
     bool kept = (uint64_t)st.st_size == bytes &&
                 pread(fd, &have, sizeof have, 0) == (ssize_t)sizeof have &&
                 memory_fits(r, &have, need);
     enum err e = ERR_OK;
-    if (!kept && (ftruncate(fd, 0) != 0 || ftruncate(fd, (off_t)bytes) != 0))
+    if (!kept && ftruncate(fd, 0) != 0)
+        e = err_set(detail, ERR_IO, "%s: %s", path, strerror(errno));
+    if (e == ERR_OK)
+        e = memory_room(fd, path, bytes, detail);
+    if (e == ERR_OK && !kept && ftruncate(fd, (off_t)bytes) != 0)
         e = err_set(detail, ERR_NOMEM, "%s: %s", path, strerror(errno));
     void *at = MAP_FAILED;
     if (e == ERR_OK)
         at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (e == ERR_OK && at == MAP_FAILED)
         e = err_set(detail, ERR_NOMEM, "%s: %s", path, strerror(errno));
-    close(fd);
-    TRY(e);
+    if (e != ERR_OK) {
+        close(fd);
+        return e;
+    }
     r->memory = at;
     r->memory_bytes = bytes;
+    r->memory_fd = fd;
     if (!kept) {
         need->settings = r->settings;
         rng_system(&need->incarnation, sizeof need->incarnation);
@@ -314,18 +397,16 @@ static enum err memory_map(struct wk_ranks *r, struct memory_head *need, uint64_
 static enum err shape_take(struct wk_ranks *r, const struct wk_ranks_hear *want,
                            struct wk_ranks_heard *h, struct err_detail *detail)
 {
-    struct hash128 memory;
     struct kv_layout l;
+    memory_unmap(r);
     TRY(shape_layout(&h->shape, want->geometry, &l, detail));
     struct memory_head need = {.magic = MEMORY_MAGIC,
+                               .boot = r->options.boot,
                                .block_count = l.block_count,
                                .slot_count = l.slot_count,
                                .layout_fp = l.layout_fp};
     uint64_t blocks_bytes = l.block_count * l.block_bytes;
     uint64_t bytes = MEMORY_HEAD_BYTES + blocks_bytes + l.slot_count * l.slot_bytes;
-    if (r->memory != NULL)
-        munmap(r->memory, r->memory_bytes);
-    r->memory = NULL;
     TRY(memory_map(r, &need, bytes, detail));
     h->kv = (struct model_kv){.blocks = r->memory + MEMORY_HEAD_BYTES,
                               .block_stride = l.block_bytes,
@@ -338,7 +419,23 @@ static enum err shape_take(struct wk_ranks *r, const struct wk_ranks_hear *want,
                               .slot_count = l.slot_count,
                               .kv_type = (enum kv_row)(l.geometry.kv_dtype - KV_F32),
                               .index_type = (enum kv_row)(l.geometry.index_dtype - KV_F32)};
-    return memories_gather(r, h->shape.epoch, &memory);
+    return ERR_OK;
+}
+
+/* What we think of it is shown to all, so that rank 0 can say why it does not serve. */
+static enum err shape_judge(struct wk_ranks *r, const struct wk_ranks_hear *want,
+                            struct wk_ranks_heard *h, bool *ret_refused, struct err_detail *detail)
+{
+    struct err_detail why = {{0}};
+    struct hash128 memory;
+    enum err own = shape_take(r, want, h, &why);
+    enum err e = memories_gather(r, h->shape.epoch, &why, &memory, detail);
+    if (own == ERR_OK)
+        return e;
+    *ret_refused = true;
+    if (detail != NULL)
+        *detail = why;
+    return own;
 }
 
 static enum err plan_judge(const struct wk_ranks_hear *want, const uint8_t *bytes, size_t count,
@@ -385,7 +482,10 @@ enum err wk_ranks_hear(struct wk_ranks *r, const struct wk_ranks_hear *want, uin
         TRY(plan_take(r, want, r->tale + sizeof head, count - sizeof head, detail));
     } else if (head.order == WK_ORDER_SHAPE && count == sizeof head + sizeof heard.shape) {
         memcpy(&heard.shape, r->tale + sizeof head, sizeof heard.shape);
-        e = shape_take(r, want, &heard, detail);
+        bool refused = false;
+        e = shape_judge(r, want, &heard, &refused, detail);
+        if (refused)
+            ret_heard->order = WK_ORDER_SHAPE;
         if (e != ERR_OK) {
             wk_fabric_leave(r->fabric);
             return e;

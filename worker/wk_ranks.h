@@ -3,8 +3,9 @@
  *
  * Owner: the device thread.  Rank 0 leads: it tells the others which cache shape holds and which
  * plan is next, and all agree on the plan before it begins.  A rank above 0 has cache memory of
- * its own, in a file that outlives it; its incarnation tells whether the rows that rank 0 knows of
- * are still there.  Only what is needed at start is allocated, and the file on a new shape. */
+ * its own, in a file that outlives it but not the host's start; its incarnation tells whether the
+ * rows that rank 0 knows of are still there.  Only what is needed at start is allocated, and the
+ * file on a new shape. */
 #ifndef WORKER_WK_RANKS_H
 #define WORKER_WK_RANKS_H
 
@@ -29,6 +30,7 @@ struct wk_ranks_options {
     const char *nodes;  /* tcp: HOST:PORT of every rank, by commas */
     const char *keys;   /* tcp: file of lib/net/keys.h; "": in the clear */
     const char *memory; /* ranks above 0: file of the cache rows */
+    uint32_t boot; /* of the host: rows from under another are gone; 0 = unknown: none are kept */
     enum shard_moe moe;
     uint32_t deadline_ms, silence_ms;
     uint32_t interleave;           /* of cache rows by position; 0: every rank keeps all of them */
@@ -63,9 +65,10 @@ struct wk_ranks_shape {
     uint64_t step_last;
 };
 
-/* Rank 0: a new shape; ret_memory is a hash over the others' memory incarnations. */
+/* Rank 0: a new shape; ret_memory is a hash over the others' memory incarnations.
+ * ERR_UNSUPPORTED: a rank refuses it, with its words; all else is a fault of the group. */
 MUST_USE enum err wk_ranks_tell_shape(struct wk_ranks *r, const struct wk_ranks_shape *shape,
-                                      struct hash128 *ret_memory);
+                                      struct hash128 *ret_memory, struct err_detail *detail);
 /* Rank 0: the plan that comes next; ERR_OK once all ranks agree on it. */
 MUST_USE enum err wk_ranks_tell_plan(struct wk_ranks *r, const struct wk_plan *plan, enum err own,
                                      struct err_detail *detail);
@@ -76,7 +79,8 @@ struct wk_agree_epochs wk_ranks_epochs(const struct wk_ranks *r);
 
 enum wk_order { WK_ORDER_NONE, WK_ORDER_SHAPE, WK_ORDER_PLAN };
 
-/* Ranks above 0.  geometry: of this rank's model, which the shape must fit.  A plan is decoded,
+/* Ranks above 0.  geometry: of this rank's model and its share of the rows (rank, ranks and
+ * interleave with context sharding, else 0, 1, any), which the shape must fit.  A plan is decoded,
  * admitted after step_last in epoch and by `admit`, and agreed on. */
 struct wk_ranks_hear {
     const struct kv_geometry *geometry;
@@ -88,7 +92,7 @@ struct wk_ranks_hear {
     void *arg;
 };
 struct wk_ranks_heard {
-    enum wk_order order;
+    enum wk_order order;         /* with an error SHAPE if it is we who refuse one, else NONE */
     struct wk_ranks_shape shape; /* SHAPE: ... */
     struct model_kv kv;          /* ... laid out in our own memory */
 };

@@ -2,11 +2,15 @@
 /* A group of two ranks from inside: what rank 1 admits, which shapes it takes, what waits. */
 #include "tests/unit/fabric_world.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include "lib/net/loop.h"
 #include "worker/wk_exec.h"
 #include "worker/wk_exec_tables.h"
+#include "worker/wk_params.h"
 #include "worker/wk_plan.h"
 #include "worker/wk_ranks.h"
 #include "worker/wk_taps.h"
@@ -161,6 +165,10 @@ static const struct kv_geometry own = {.dsa_layers = 2,
 struct duo {
     struct world w;
     struct wk_ranks *ranks[2];
+    const struct kv_geometry *geometry; /* of rank 1 */
+    uint32_t interleave, boot;
+    uint32_t floor;         /* of the bandwidth, for rank 1 alone */
+    struct err_detail told; /* of rank 0 */
     pthread_t thread;
     atomic_bool stop;
     /* of rank 1 */
@@ -181,7 +189,10 @@ static struct wk_ranks *duo_open(struct duo *d, uint32_t rank)
                                  .path = d->w.path,
                                  .memory = rank > 0 ? memory : NULL,
                                  .deadline_ms = 5000,
-                                 .silence_ms = 3000};
+                                 .silence_ms = 3000,
+                                 .interleave = d->interleave,
+                                 .boot = d->boot,
+                                 .floors.bandwidth_mb_min = rank > 0 ? d->floor : 0};
     if (wk_ranks_create(&o, &r, &detail) != ERR_OK)
         fail_msg("%s", detail.text);
     return r;
@@ -202,7 +213,7 @@ static void *other_main(void *arg)
 {
     static const struct hash128 settings = {{1}};
     struct duo *d = arg;
-    struct wk_ranks_hear want = {.geometry = &own};
+    struct wk_ranks_hear want = {.geometry = d->geometry};
     MUST(wk_ranks_form(d->ranks[1], &settings, &d->stop, &d->detail) == ERR_OK);
     d->heard.order = WK_ORDER_NONE;
     do {
@@ -218,7 +229,7 @@ static enum err shape_tell(struct duo *d, const struct wk_ranks_shape *shape,
     struct err_detail detail;
     assert_int_equal(pthread_create(&d->thread, NULL, other_main, d), 0);
     assert_int_equal(wk_ranks_form(d->ranks[0], &settings, &d->stop, &detail), ERR_OK);
-    enum err e = wk_ranks_tell_shape(d->ranks[0], shape, ret_memory);
+    enum err e = wk_ranks_tell_shape(d->ranks[0], shape, ret_memory, &d->told);
     pthread_join(d->thread, NULL);
     return e;
 }
@@ -243,7 +254,7 @@ static struct wk_ranks_shape shape_good(void)
 static void test_shapes(void **state)
 {
     (void)state;
-    struct duo d = {.stop = false};
+    struct duo d = {.geometry = &own, .boot = 7};
     struct hash128 memory, again;
     world_init(&d.w, 2, 1024);
     for (uint32_t r = 0; r < 2; r++)
@@ -289,6 +300,9 @@ static void test_shapes(void **state)
         assert_int_not_equal(d.code, ERR_OK);
         if (strstr(d.detail.text, bad[i].words) == NULL)
             fail_msg("%zu: %s", i, d.detail.text);
+        if (strstr(d.told.text, "rank 1 refuses") == NULL ||
+            strstr(d.told.text, bad[i].words) == NULL)
+            fail_msg("%zu: %s", i, d.told.text);
     }
 
     /* The same shape finds the same rows; other types of the same size are other rows. */
@@ -304,13 +318,148 @@ static void test_shapes(void **state)
     duo_fini(&d);
 }
 
+static uint64_t memory_bytes(const struct duo *d)
+{
+    char memory[128];
+    struct stat st;
+    snprintf(memory, sizeof memory, "%s/rows", d->w.dir);
+    assert_int_equal(stat(memory, &st), 0);
+    return (uint64_t)st.st_size;
+}
+
+/* With rows by position a block is half as large on each of two ranks. */
+static void test_shapes_by_position(void **state)
+{
+    (void)state;
+    struct kv_geometry half = own;
+    struct hash128 memory;
+    half.rank = 1;
+    half.ranks = 2;
+    half.interleave = 16;
+    struct duo d = {.geometry = &half};
+    world_init(&d.w, 2, 1024);
+    for (uint32_t r = 0; r < 2; r++)
+        d.ranks[r] = duo_open(&d, r);
+    struct wk_ranks_shape good = shape_good();
+    good.geometry.block_tokens = 512;
+    good.geometry.ranks = 2;
+    good.geometry.interleave = 16;
+    assert_int_equal(shape_tell(&d, &good, &memory), ERR_OK);
+    assert_int_equal(d.code, ERR_OK);
+    const struct model_kv *kv = &d.heard.kv;
+    assert_int_equal(kv->block_tokens, 512);
+    assert_int_equal(kv->index_offset, 256 * 32 * 2);
+    assert_int_equal(kv->block_stride, 2 * (256 * 32 * 2 + 256 / 4 * 8 * 4));
+    assert_int_equal(memory_bytes(&d), 4096 + 12 * kv->block_stride + 3 * 4096);
+
+    static const struct {
+        size_t at;
+        uint32_t value;
+        const char *words;
+    } bad[] = {
+        {offsetof(struct wk_ranks_shape, geometry.rank), 1, "rank is 1, here 0"},
+        {offsetof(struct wk_ranks_shape, geometry.ranks), 1, "ranks is 1, here 2"},
+        {offsetof(struct wk_ranks_shape, geometry.interleave), 32, "interleave is 32, here 16"},
+        {offsetof(struct wk_ranks_shape, geometry.block_tokens), 16, "block_tokens"},
+    };
+    for (size_t i = 0; i < ARRAY_COUNT(bad); i++) {
+        struct wk_ranks_shape s = good;
+        memcpy((uint8_t *)&s + bad[i].at, &bad[i].value, sizeof bad[i].value);
+        assert_int_not_equal(shape_tell(&d, &s, &memory), ERR_OK);
+        if (strstr(d.detail.text, bad[i].words) == NULL)
+            fail_msg("%zu: %s", i, d.detail.text);
+    }
+    duo_fini(&d);
+}
+
+/* Rows live as long as the host is up, in whichever process; after that no byte of them is taken. */
+static void test_rows_end_with_the_host(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t boot;
+        bool kept;
+    } lives[] = {{7, false}, {7, true}, {8, false}, {8, true}, {0, false}, {0, false}};
+    struct duo d = {.geometry = &own};
+    struct hash128 memory[ARRAY_COUNT(lives)];
+    struct wk_ranks_shape good = shape_good();
+    world_init(&d.w, 2, 1024);
+    d.ranks[0] = duo_open(&d, 0);
+    for (size_t i = 0; i < ARRAY_COUNT(lives); i++) {
+        d.boot = lives[i].boot;
+        d.ranks[1] = duo_open(&d, 1);
+        assert_int_equal(shape_tell(&d, &good, &memory[i]), ERR_OK);
+        assert_int_equal(d.heard.kv.blocks[0], lives[i].kept ? 5 : 0);
+        if (i > 0)
+            assert_int_equal(memcmp(&memory[i], &memory[i - 1], sizeof *memory) == 0,
+                             lives[i].kept);
+        memset(d.heard.kv.blocks, 5, d.heard.kv.block_stride);
+        wk_ranks_destroy(&d.ranks[1]);
+        wk_fabric_leave(wk_ranks_fabric(d.ranks[0]));
+    }
+    d.ranks[1] = duo_open(&d, 1);
+    duo_fini(&d);
+}
+
+/* Rows that do not fit, and a file that is another's, are refused before the first byte. */
+static void test_rows_need_room(void **state)
+{
+    (void)state;
+    struct duo d = {.geometry = &own, .boot = 7};
+    struct hash128 memory;
+    world_init(&d.w, 2, 1024);
+    for (uint32_t r = 0; r < 2; r++)
+        d.ranks[r] = duo_open(&d, r);
+    struct wk_ranks_shape huge = shape_good();
+    huge.geometry.block_tokens = huge.geometry.interleave = 65536;
+    huge.block_count = 6u << 20; /* 57 TB */
+    assert_int_not_equal(shape_tell(&d, &huge, &memory), ERR_OK);
+    assert_int_equal(d.code, ERR_NOMEM);
+    if (strstr(d.detail.text, d.w.dir) == NULL || strstr(d.detail.text, "are free") == NULL)
+        fail_msg("%s", d.detail.text);
+    assert_int_equal(memory_bytes(&d), 0);
+
+    struct wk_ranks_shape good = shape_good();
+    char path[128];
+    snprintf(path, sizeof path, "%s/rows", d.w.dir);
+    int fd = open(path, O_RDWR);
+    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
+    assert_int_not_equal(shape_tell(&d, &good, &memory), ERR_OK);
+    assert_int_equal(d.code, ERR_BUSY);
+    assert_non_null(strstr(d.detail.text, "another worker"));
+    close(fd);
+    assert_int_equal(shape_tell(&d, &good, &memory), ERR_OK);
+    fd = open(path, O_RDWR);
+    assert_int_not_equal(flock(fd, LOCK_EX | LOCK_NB), 0); /* ours while it is mapped */
+    close(fd);
+    duo_fini(&d);
+}
+
+static void test_rows_path(void **state)
+{
+    (void)state;
+    static struct wk_params p = {.cluster = "a/b", .run_dir = "/tmp", .id = 3};
+    char path[HOST_PATH_BYTES], other[HOST_PATH_BYTES];
+    struct err_detail detail;
+    assert_int_equal(wk_params_rows_path(&p, path, &detail), ERR_OK);
+    assert_ptr_equal(strstr(path, "/dev/shm/tandem-a_b-"), path);
+    assert_non_null(strstr(path, "-worker-3.rows"));
+    p.id = 4;
+    assert_int_equal(wk_params_rows_path(&p, other, &detail), ERR_OK);
+    assert_string_not_equal(path, other);
+    snprintf(p.rows_path, sizeof p.rows_path, "/x/rows");
+    assert_int_equal(wk_params_rows_path(&p, path, &detail), ERR_OK);
+    assert_string_equal(path, "/x/rows");
+}
+
 /* ---- orders that wait ---- */
 
 struct side {
     struct loop *loop;
     struct loop_waker *waker;
     struct wk_exec *exec;
-    uint32_t loaded, attached;
+    uint32_t loaded, attached, failed;
+    uint32_t group;
     char directory[1024];
 };
 
@@ -321,6 +470,7 @@ static void on_news(void *arg)
     while (s->exec != NULL && wk_exec_news(s->exec, &news)) {
         s->loaded += news.type == WK_NEWS_LOADED;
         s->attached += news.type == WK_NEWS_ATTACHED;
+        s->failed += news.type == WK_NEWS_FAILED;
     }
     loop_stop(s->loop);
 }
@@ -355,6 +505,7 @@ static void side_open(struct side *s, struct wk_ranks *ranks)
                                 .slice_rows_max = 32,
                                 .decode_rows_max = 16,
                                 .context_max = 128,
+                                .group = s->group,
                                 .ranks = ranks,
                                 .waker = s->waker};
     s->exec = wk_exec_create(&o);
@@ -433,12 +584,129 @@ static void test_orders_wait(void **state)
     duo_fini(&d);
 }
 
+/* What rank 1 keeps for so many blocks, without head and slots. */
+static uint64_t blocks_bytes(uint32_t interleave)
+{
+    static uint8_t nothing[64];
+    struct duo d = {.interleave = interleave};
+    struct side sides[2] = {0};
+    struct model_kv kv = {.blocks = nothing,
+                          .slots = nothing,
+                          .block_tokens = 1024,
+                          .block_count = 4,
+                          .slot_count = 1};
+    world_init(&d.w, 2, 1024);
+    for (uint32_t r = 0; r < 2; r++) {
+        d.ranks[r] = duo_open(&d, r);
+        side_open(&sides[r], d.ranks[r]);
+    }
+    for (uint32_t r = 0; r < 2; r++)
+        until(&sides[r], &sides[r].loaded, 1);
+    assert_int_equal(wk_exec_attach(sides[0].exec, &kv, 2), ERR_OK);
+    until(&sides[0], &sides[0].attached, 1);
+    uint64_t slot = (wk_exec_loaded(sides[1].exec)->info->state_bytes + 4095) / 4096 * 4096;
+    uint64_t bytes = memory_bytes(&d) - 4096 - slot;
+    for (uint32_t r = 0; r < 2; r++)
+        side_close(&sides[r]);
+    duo_fini(&d);
+    return bytes;
+}
+
+static void test_rows_by_position_take_half(void **state)
+{
+    (void)state;
+    assert_int_equal(blocks_bytes(0), 2 * blocks_bytes(16));
+}
+
+/* Turns both loops for so long. */
+static void turn(struct side *sides, uint32_t ms)
+{
+    for (uint32_t spent = 0; spent < ms; spent += 10) {
+        usleep(10000);
+        for (uint32_t r = 0; r < 2; r++) {
+            struct loop_timer *end = loop_timer_create(sides[r].loop, on_turn, sides[r].loop);
+            loop_timer_start(end, 1, false);
+            loop_run(sides[r].loop);
+            loop_timer_destroy(&end);
+        }
+    }
+}
+
+/* Another group's rank, another's floor: both ranks refuse, neither gives up, and once rank 1 is
+ * started anew in order both go on. */
+static void test_refusals_pass(void **state)
+{
+    (void)state;
+    for (uint32_t what = 0; what < 2; what++) {
+        struct duo d = {.floor = what == 0 ? 1000000000 : 0};
+        struct side sides[2] = {{0}, {.group = what}};
+        world_init(&d.w, 2, 1024);
+        for (uint32_t r = 0; r < 2; r++) {
+            d.ranks[r] = duo_open(&d, r);
+            side_open(&sides[r], d.ranks[r]);
+        }
+        turn(sides, 4000);
+        for (uint32_t r = 0; r < 2; r++)
+            assert_int_equal(sides[r].loaded + sides[r].failed, 0);
+        side_close(&sides[1]);
+        wk_ranks_destroy(&d.ranks[1]);
+        d.floor = sides[1].group = 0;
+        d.ranks[1] = duo_open(&d, 1);
+        side_open(&sides[1], d.ranks[1]);
+        for (uint32_t r = 0; r < 2; r++)
+            until(&sides[r], &sides[r].loaded, 1);
+        assert_int_equal(sides[0].failed + sides[1].failed, 0);
+        for (uint32_t r = 0; r < 2; r++)
+            side_close(&sides[r]);
+        duo_fini(&d);
+    }
+}
+
+/* A shape that rank 1 refuses is told again with pauses, until it is taken. */
+static void test_a_refused_shape_does_not_spin(void **state)
+{
+    (void)state;
+    static uint8_t nothing[64];
+    struct duo d = {.boot = 1};
+    struct side sides[2] = {0};
+    struct model_kv kv = {
+        .blocks = nothing, .slots = nothing, .block_tokens = BT, .block_count = 4, .slot_count = 1};
+    char path[128];
+    world_init(&d.w, 2, 1024);
+    snprintf(path, sizeof path, "%s/rows", d.w.dir);
+    int fd = open(path, O_RDWR | O_CREAT, 0600);
+    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
+    for (uint32_t r = 0; r < 2; r++) {
+        d.ranks[r] = duo_open(&d, r);
+        side_open(&sides[r], d.ranks[r]);
+    }
+    for (uint32_t r = 0; r < 2; r++)
+        until(&sides[r], &sides[r].loaded, 1);
+    assert_int_equal(wk_exec_attach(sides[0].exec, &kv, 2), ERR_OK);
+    turn(sides, 3000);
+    assert_int_equal(sides[0].attached, 0);
+    close(fd);
+    until(&sides[0], &sides[0].attached, 1);
+    uint32_t epoch = wk_fabric_epoch(wk_ranks_fabric(d.ranks[0]));
+    assert_true(epoch >= 4 && epoch < 20);
+    for (uint32_t r = 0; r < 2; r++)
+        side_close(&sides[r]);
+    duo_fini(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_admission),
         cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_shapes_by_position),
+        cmocka_unit_test(test_rows_end_with_the_host),
+        cmocka_unit_test(test_rows_need_room),
+        cmocka_unit_test(test_rows_path),
         cmocka_unit_test(test_orders_wait),
+        cmocka_unit_test(test_rows_by_position_take_half),
+        cmocka_unit_test(test_refusals_pass),
+        cmocka_unit_test(test_a_refused_shape_does_not_spin),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
