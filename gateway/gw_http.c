@@ -29,6 +29,9 @@
 #define INPUT_BYTES_MAX  (128u << 10) /* unread input of a connection */
 #define BODY_FIRST_BYTES (16u << 10)
 #define LISTEN_BACKLOG   1024
+/* Pipelined requests: so many in one turn of the loop, and none while more output than this waits. */
+#define TURN_REQUESTS_MAX 16u
+#define UNSENT_BYTES_MAX  (64u << 10)
 
 struct gw_http_parser {
     http_parser parser;
@@ -123,6 +126,17 @@ void conn_work(struct gw_http_request *c)
     event_active(c->http->work_event, EV_TIMEOUT, 0);
 }
 
+/* The same after the others have had their turn: a timer is due only once sockets were looked at. */
+static void conn_work_later(struct gw_http_request *c)
+{
+    if (c->work_listed)
+        return;
+    c->work_listed = true;
+    c->work_next = c->http->work;
+    c->http->work = c;
+    event_add(c->http->work_event, &(struct timeval){0, 0});
+}
+
 static void conn_drop_body(struct gw_http_request *c)
 {
     gw_http_give_body(c->http, &c->body);
@@ -134,8 +148,8 @@ static void conn_enter(struct gw_http_request *c, enum conn_state state)
     c->since_us = c->http->now_us;
 }
 
-/* Too much unread input while the handler works: stop reading, and let the kernel tell of a
- * hang-up.  A read watermark will not do: libevent then calls back without end. */
+/* Too much unread input while the handler works or the client does not read: stop reading, and let
+ * the kernel tell of a hang-up.  A read watermark will not do: libevent then calls back without end. */
 static void conn_pause_reading(struct gw_http_request *c, bool pause)
 {
     if (pause == c->reading_paused)
@@ -176,7 +190,6 @@ static void conn_free(struct gw_http_request *c)
 static void conn_next(struct gw_http_request *c)
 {
     conn_drop_body(c);
-    conn_pause_reading(c, false);
     gw_head_reset(&c->head);
     c->user = NULL;
     c->request_id[0] = '\0';
@@ -202,10 +215,16 @@ static void conn_tell_gone(struct gw_http_request *c, enum gw_http_gone why)
         c->http->options.handler.gone(c->http->options.arg, c, why);
 }
 
+/* A client that asks on without reading: the next request waits until the output is out. */
+static bool conn_held(const struct gw_http_request *c)
+{
+    return c->state == CONN_IDLE && conn_output_bytes(c) > UNSENT_BYTES_MAX;
+}
+
 /* What follows from the flags.  The only place that frees. */
 static void conn_settle(struct gw_http_request *c)
 {
-    for (;;) {
+    for (uint32_t answers = 0;;) {
         if (c->state == CONN_FREE)
             return;
         conn_flush(c);
@@ -217,8 +236,13 @@ static void conn_settle(struct gw_http_request *c)
         if (c->answered && c->state != CONN_FLUSH && c->state != CONN_LINGER) {
             if (c->last || (c->body_done && c->http->draining))
                 conn_enter(c, CONN_FLUSH);
-            else if (c->body_done)
+            else if (c->body_done) {
                 conn_next(c);
+                if (++answers == TURN_REQUESTS_MAX) {
+                    conn_work_later(c);
+                    return;
+                }
+            }
         }
         if (c->state == CONN_FLUSH && conn_output_bytes(c) == 0)
             conn_start_linger(c);
@@ -394,9 +418,8 @@ static bool conn_pump(struct gw_http_request *c)
     c->pumping = true;
     struct evbuffer *input = bufferevent_get_input(c->bev);
     bool settle = false;
-    while (!settle && evbuffer_get_length(input) > 0 && c->state != CONN_WAIT &&
-           c->state != CONN_FLUSH) {
-        if (c->state == CONN_LINGER) {
+    while (!settle && evbuffer_get_length(input) > 0 && c->state != CONN_WAIT && !conn_held(c)) {
+        if (c->state == CONN_LINGER || c->state == CONN_FLUSH) {
             evbuffer_drain(input, evbuffer_get_length(input));
             break;
         }
@@ -410,8 +433,7 @@ static bool conn_pump(struct gw_http_request *c)
         if (settle && c->answered && !c->last && !c->body_done)
             settle = false; /* go on dropping the body */
     }
-    if (c->state == CONN_WAIT && evbuffer_get_length(input) >= INPUT_BYTES_MAX)
-        conn_pause_reading(c, true);
+    conn_pause_reading(c, evbuffer_get_length(input) >= INPUT_BYTES_MAX);
     c->pumping = false;
     return settle;
 }
@@ -522,7 +544,7 @@ bool gw_http_adopt(struct gw_http *h, int fd)
         return false;
     }
     c->lost = c->last = c->pumping = c->input_ended = c->reading_paused = false;
-    c->added_bytes = c->written_bytes = 0;
+    c->added_bytes = c->written_bytes = c->large_end = 0;
     c->progress_us = h->now_us;
     c->live_index = h->live_count;
     h->live[h->live_count++] = c;
@@ -555,16 +577,19 @@ static void on_accept_error(struct evconnlistener *l, void *arg)
 
 /* ---- deadlines ---- */
 
+/* A byte now and then is no progress: a reader keeps the rate that a sender of a body must. */
 static bool write_stalled(struct gw_http_request *c)
 {
+    const struct gw_http_options *o = &c->http->options;
     uint64_t waiting = conn_output_bytes(c);
     uint64_t written = c->added_bytes - waiting;
-    if (waiting == 0 || written != c->written_bytes) {
+    uint64_t wanted = (uint64_t)o->body_rate_min * o->write_ms / 1000 + 1;
+    if (waiting == 0 || written - c->written_bytes >= wanted) {
         c->written_bytes = written;
         c->progress_us = c->http->now_us;
         return false;
     }
-    return c->http->now_us - c->progress_us > (uint64_t)c->http->options.write_ms * 1000;
+    return c->http->now_us - c->progress_us > (uint64_t)o->write_ms * 1000;
 }
 
 static bool body_too_slow(const struct gw_http_request *c, uint64_t age_ms)
@@ -582,6 +607,9 @@ static void sweep_conn(struct gw_http_request *c)
     if (write_stalled(c)) {
         c->lost = true;
         c->lost_why = GW_HTTP_GONE_SLOW;
+    } else if (c->state == CONN_IDLE && !c->http->draining && conn_output_bytes(c) > 0) {
+        c->since_us = c->http->now_us; /* not idle before the answer is out */
+        return;
     } else if (c->state == CONN_IDLE && (age_ms > o->idle_ms || c->http->draining)) {
         conn_enter(c, CONN_FLUSH);
     } else if (c->state == CONN_HEAD && age_ms > o->header_ms) {

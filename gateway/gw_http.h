@@ -3,9 +3,10 @@
  *
  * Owned by the loop thread.  Bounded by the options: connections, header bytes and fields, body
  * bytes each and together, output bytes waiting per connection.  One request at a time per
- * connection; pipelined ones wait unread.  The handler gets a request whose framing is beyond
- * doubt; every other one is answered here, in JSON.  A client that hangs up, also half, is told to
- * the handler at once, always from the loop and never from inside a call of these functions. */
+ * connection; pipelined ones wait unread, also for the client to read the answers so far.  The
+ * handler gets a request whose framing is beyond doubt; every other one is answered here, in JSON.
+ * A client that hangs up, also half, is told to the handler at once, always from the loop and never
+ * from inside a call of these functions. */
 #ifndef GATEWAY_GW_HTTP_H
 #define GATEWAY_GW_HTTP_H
 
@@ -46,12 +47,12 @@ struct gw_http_options {
     uint32_t target_bytes_max;
     uint64_t body_bytes_max;   /* of one request */
     uint64_t bodies_bytes_max; /* of all requests together */
-    uint64_t output_bytes_max; /* waiting for one client */
+    uint64_t output_bytes_max; /* of a stream, waiting for one client; one larger event may */
     uint32_t idle_ms;          /* between requests */
     uint32_t header_ms;        /* first byte to end of head */
     uint32_t body_ms;          /* grace; after it body_rate_min holds on average */
     uint32_t body_rate_min;    /* bytes a second */
-    uint32_t write_ms;         /* output waiting without any progress */
+    uint32_t write_ms;         /* output waiting, and less than body_rate_min going out */
     uint32_t linger_ms;        /* after the last answer, for the client to read it */
     struct gw_http_handler handler;
     void *arg;

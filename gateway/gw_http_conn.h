@@ -69,8 +69,10 @@ struct gw_http_request { /* one connection; a request is its current exchange */
     uint64_t body_seen;
     uint64_t since_us;      /* of this state */
     uint64_t added_bytes;   /* to the output, ever */
-    uint64_t written_bytes; /* out of it, at the last look */
-    uint64_t progress_us;   /* when that changed */
+    uint64_t written_bytes; /* out of it, when it was last seen to go on */
+    uint64_t progress_us;   /* when that was */
+    uint64_t large_end;     /* added_bytes behind an event above the output bound */
+    uint64_t large_bytes;
     struct gw_http_request *work_next;
 };
 

@@ -190,13 +190,30 @@ void gw_http_stream_begin(struct gw_http_request *r, int status, const char *con
     send_head(r, status, content_type, headers, UINT64_MAX);
 }
 
+/* One event above the bound is no fault of the client's: what is left of it does not count. */
+static bool stream_room(struct gw_http_request *c, size_t count)
+{
+    uint64_t max = c->http->options.output_bytes_max, waiting = conn_output_bytes(c);
+    uint64_t written = c->added_bytes - waiting;
+    uint64_t left = c->large_end > written ? c->large_end - written : 0;
+    if (left > c->large_bytes)
+        left = c->large_bytes;
+    if (waiting - left + count <= max)
+        return true;
+    if (left > 0 || waiting > max || count <= max)
+        return false;
+    c->large_bytes = count;
+    c->large_end = c->added_bytes + count;
+    return true;
+}
+
 bool gw_http_stream_write(struct gw_http_request *r, const void *bytes, size_t count)
 {
     CHECK_OBJ(r, GW_HTTP_CONN_MAGIC);
     CHECK(r->streaming && !r->answered && count > 0);
     if (r->lost)
         return false;
-    if (conn_output_bytes(r) + count > r->http->options.output_bytes_max) {
+    if (!stream_room(r, count)) {
         conn_lose(r, GW_HTTP_GONE_SLOW);
         return false;
     }

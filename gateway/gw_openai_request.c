@@ -16,6 +16,7 @@
 #define IDS_KEEP               65536u
 #define COMPLETION_MAX_DEFAULT 16u /* what OpenAI's and other servers' clients expect */
 #define TOOLS_TEXT_MAX         (16u << 20)
+#define DETOKENIZED_MAX        (256u << 20)
 
 void gw_openai_init(struct gw_openai *o, const struct gw_checkpoint *checkpoint,
                     const char *effort_default, bool clear_thinking)
@@ -131,14 +132,15 @@ static bool keep_tools(struct gw_reader *rd)
     return true;
 }
 
-/* session_id or its header, else prompt_cache_key, else user; long ones by their hash. */
+/* session_id or its header, else prompt_cache_key, else user, whatever is not empty; long ones by
+ * their hash. */
 static bool set_session(struct gw_reader *rd)
 {
-    const char *key = rd->session_id          ? rd->session_id
-                      : rd->in->session_id[0] ? rd->in->session_id
-                      : rd->cache_key         ? rd->cache_key
-                      : rd->user              ? rd->user
-                                              : "";
+    const char *key = rd->session_id                      ? rd->session_id
+                      : rd->in->session_id[0]             ? rd->in->session_id
+                      : rd->cache_key && rd->cache_key[0] ? rd->cache_key
+                      : rd->user                          ? rd->user
+                                                          : "";
     size_t bytes = strlen(key);
     char hex[33];
     if (bytes >= MSG_TEXT_MAX || utf8_valid_prefix(key, bytes) != bytes) {
@@ -337,21 +339,27 @@ static bool detokenize(struct gw_reader *rd, struct str *out)
         return gw_reader_bad(rd, "must be a list of token ids");
     struct detokenizer d;
     struct str text;
-    str_init(&text, 256u << 20);
+    str_init(&text, DETOKENIZED_MAX);
     detokenizer_init(&d, rd->o->checkpoint->tokenizer, false);
     bool ok = true;
     for (const struct json *v = rd->tokens->child; v && ok; v = v->next) {
         uint64_t id = 0;
         ok = json_u64(v, &id) && id <= UINT32_MAX &&
              detokenizer_add(&d, (uint32_t)id, &text) == ERR_OK;
+        if (text.overflow)
+            break;
     }
-    if (ok) {
+    if (ok)
         detokenizer_end(&d, &text);
+    if (ok && !text.overflow) {
         str_add_text(out, "{\"prompt\":");
         json_write_string(out, text.bytes ? text.text : "", text.bytes);
         str_add_char(out, '}');
     }
+    bool whole = !text.overflow;
     str_fini(&text);
+    if (!whole)
+        return gw_reader_bad(rd, "their text is above %u bytes", DETOKENIZED_MAX);
     return ok || gw_reader_bad(rd, "every entry must be a token id of this model");
 }
 

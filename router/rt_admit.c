@@ -66,10 +66,18 @@ static uint64_t store_words(const struct rt_core *c, const struct msg_request *q
     return words + (comes_back(q) ? 0 : reserve);
 }
 
+/* Prompt tokens of all choices as the gateway says, but never fewer than the first one has. */
+static uint64_t group_tokens(const struct msg_request *q)
+{
+    uint64_t most = (uint64_t)MSG_IDS_MAX * q->group_count;
+    uint64_t said = q->group_tokens < most ? q->group_tokens : most;
+    return said > q->ids_count ? said : q->ids_count;
+}
+
 static uint64_t group_words(const struct rt_core *c, const struct msg_request *q)
 {
     uint64_t each = 2ull * q->sampling.bias_count + 2ull * RT_PAGE_TOKENS;
-    return q->group_tokens + q->group_count * each + c->options.store_tokens_max / 32;
+    return group_tokens(q) + q->group_count * each + c->options.store_tokens_max / 32;
 }
 
 static enum err size_check(struct rt_core *c, const struct msg_request *q)
@@ -93,7 +101,7 @@ static enum err size_check(struct rt_core *c, const struct msg_request *q)
 static uint64_t group_waiting(const struct msg_request *q, uint64_t free, uint64_t *ret_choices)
 {
     *ret_choices = q->group_count > free ? q->group_count - free : 0;
-    return (uint64_t)((double)q->group_tokens / q->group_count * (double)*ret_choices);
+    return (uint64_t)((double)group_tokens(q) / q->group_count * (double)*ret_choices);
 }
 
 /* A request of several choices is admitted as a whole or not at all, so that no choice holds a
@@ -116,13 +124,13 @@ static enum err group_size_check(struct rt_core *c, const struct msg_request *q)
         return REFUSE(ERR_TOO_LARGE,
                       "%u choices have %llu prompt tokens, at most %llu may wait "
                       "(queue_tokens_max)",
-                      q->group_count, (unsigned long long)q->group_tokens,
+                      q->group_count, (unsigned long long)group_tokens(q),
                       (unsigned long long)c->options.queue_tokens_max);
     if (group_words(c, q) > c->options.store_tokens_max)
         return REFUSE(ERR_TOO_LARGE,
                       "%u choices have %llu prompt tokens, the router keeps at most %llu "
                       "(store_tokens_max)",
-                      q->group_count, (unsigned long long)q->group_tokens,
+                      q->group_count, (unsigned long long)group_tokens(q),
                       (unsigned long long)c->options.store_tokens_max);
     return ERR_OK;
 }
@@ -222,7 +230,8 @@ static struct rt_request *slot_take(struct rt_core *c, const struct msg_id *id)
     return r;
 }
 
-static void request_fill(struct rt_core *c, struct rt_request *r, const struct msg_request *q)
+/* False: no room for its tokens. */
+static bool request_fill(struct rt_core *c, struct rt_request *r, const struct msg_request *q)
 {
     CHECK(q->prompt_count > 0 && q->ids_count >= q->prompt_count);
     rt_text_set(&r->session_key, q->session_key);
@@ -254,7 +263,8 @@ static void request_fill(struct rt_core *c, struct rt_request *r, const struct m
                             (const uint32_t *)(const void *)q->sampling.bias_values,
                             q->sampling.bias_count);
     }
-    CHECK(stored); /* room_check has looked */
+    if (!stored)
+        return false;
     r->order = c->order_next++;
     r->accepted_us = c->now_us;
     r->submitted_us = c->now_us;
@@ -262,6 +272,7 @@ static void request_fill(struct rt_core *c, struct rt_request *r, const struct m
     r->named_serial = c->announce_serial;
     if (q->limits.deadline_unix_us > c->unix_us)
         r->deadline_us = c->now_us + (q->limits.deadline_unix_us - c->unix_us);
+    return true;
 }
 
 /* Before the gateway knows of more tokens than we do, they are final all the same. */
@@ -367,10 +378,14 @@ void rt_on_submit(struct rt_core *c, const struct rt_peer *peer, const struct ms
     enum err e = group_check(c, g, q);
     if (e == ERR_OK && (r = slot_take(c, &m->id)) == NULL)
         e = REFUSE(ERR_BUSY, "%u requests are live", rt_store_count(c->store));
+    if (e == ERR_OK && !request_fill(c, r, q)) {
+        rt_store_give(c->store, &r);
+        e = REFUSE(ERR_BUSY, "token memory is full");
+        g->group_code = e;
+    }
     reply(c, peer, &m->id, e);
     if (e != ERR_OK)
         return;
-    request_fill(c, r, q);
     CHECK(r->output_count <= r->ids.count && r->delivered == r->output_count);
     rt_gateway_join(g, r);
     c->ledger.accepted++;

@@ -179,6 +179,7 @@ static void router_info(struct rt_core *c, struct msg_router_info *ret_info)
                                    .tokens_waiting = rt_queue_tokens(c->queue),
                                    .ledger = c->ledger};
     const struct rt_worker *shown = NULL;
+    uint64_t blocks_total = 0, blocks_free = 0; /* what workers say: may pass 32 bits together */
     info.ready = rt_ready(c, &info.reason);
     for (uint32_t i = 0; i < rt_table_workers_max(c->table); i++) {
         const struct rt_worker *w = rt_table_worker_at(c->table, i);
@@ -189,12 +190,15 @@ static void router_info(struct rt_core *c, struct msg_router_info *ret_info)
         info.workers_live += !w->lost && w->info.state != MSG_WORKER_FAILED;
         if (usable) {
             info.workers_ready++;
-            info.blocks_total += w->info.blocks_total;
-            info.blocks_free += w->info.blocks_free;
+            blocks_total += w->info.blocks_total;
+            blocks_free += w->info.blocks_free;
         }
         if (shown == NULL || (usable && !rt_worker_usable(shown)))
             shown = w;
     }
+    info.blocks_total = blocks_total < UINT32_MAX ? (uint32_t)blocks_total : UINT32_MAX;
+    info.blocks_free = blocks_free < UINT32_MAX ? (uint32_t)blocks_free : UINT32_MAX;
+    CHECK(info.blocks_free <= info.blocks_total); /* of each worker, so of all */
     if (shown != NULL) {
         info.block_tokens = shown->info.block_tokens;
         info.model_fp = shown->info.model_fp;

@@ -4,6 +4,7 @@
 
 #include "lib/base/arena.h"
 #include "lib/base/check.h"
+#include "lib/base/str.h"
 #include "worker/wk_core_state.h"
 
 static void receipt_fill(struct wk_core *core, const struct wk_seq *seq, struct msg_receipt *r)
@@ -120,7 +121,7 @@ static void assign_reply(struct wk_core *core, const struct msg_id *id, enum err
     m->u.assign_reply.code = (uint32_t)code;
     m->u.assign_reply.text = "";
     if (code != ERR_OK) {
-        size_t bytes = strnlen(detail->text, MSG_TEXT_MAX);
+        size_t bytes = utf8_valid_prefix(detail->text, strnlen(detail->text, MSG_TEXT_MAX));
         char *text = arena_strndup(core->actions->arena, detail->text, bytes);
         CHECK(text != NULL);
         m->u.assign_reply.text = text;

@@ -6,10 +6,19 @@
 #include <string.h>
 
 #include "lib/base/check.h"
+#include "lib/base/str.h"
+
+#define SHOWN_BYTES_MAX 32u /* of what is refused */
 
 static bool starts_with(const char *text, const char *prefix)
 {
     return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
+/* Bytes of a refused text to show: whole characters only, since the refusal goes out as UTF-8. */
+static int shown(const char *text)
+{
+    return (int)utf8_valid_prefix(text, strnlen(text, SHOWN_BYTES_MAX));
 }
 
 static enum err counted(const char *text, const char *prefix, const char *source,
@@ -18,7 +27,8 @@ static enum err counted(const char *text, const char *prefix, const char *source
     CHECK(starts_with(text, prefix));
     const char *digits = text + strlen(prefix);
     if (digits[0] < '0' || digits[0] > '7' || digits[1] != '\0')
-        return err_set(detail, ERR_INVALID, "spec: %.32s: a count of 0 to 7 is expected", text);
+        return err_set(detail, ERR_INVALID, "spec: %.*s: a count of 0 to 7 is expected",
+                       shown(text), text);
     struct wk_spec spec = {.draft_count = (uint32_t)(digits[0] - '0'), .source = source};
     spec.policy = spec.draft_count > 0 ? WK_POLICY_FIXED : WK_POLICY_OFF;
     snprintf(spec.effective, sizeof spec.effective, "%s%c", prefix, digits[0]);
@@ -47,5 +57,6 @@ enum err wk_spec_parse(const char *text, struct wk_spec *ret_spec, struct err_de
     if (starts_with(text, "mtp:"))
         return counted(text, "mtp:", WK_SOURCE_MTP, ret_spec, detail);
     return err_set(detail, ERR_INVALID,
-                   "spec: %.32s: not one of off, fixed:K, ngram:K, mtp:K, ema, goodput", text);
+                   "spec: %.*s: not one of off, fixed:K, ngram:K, mtp:K, ema, goodput", shown(text),
+                   text);
 }

@@ -252,7 +252,7 @@ def test_lies_of_a_fake_router():
             gateway.send(message("SubmitReply", rng.randbytes(16), code=0))
             gateway.send(message("WorkerAssign", ident, payload=words([1]), request=request()))
             replies = []
-            while len(replies) < 3:
+            while len(replies) < 5:
                 frames = worker.receive()
                 if frames[0][5] == wire.KINDS["ASSIGN_REPLY"]:
                     replies.append(frames[1])
@@ -268,7 +268,10 @@ def test_lies_of_a_fake_router():
 
 
 def lies_of_router_to_worker(rng):
-    """Three are well-formed and must be answered with a refusal; the others are dropped."""
+    """Five are well-formed and must be answered with a refusal; the others are dropped."""
+    for spec in ("\u00e9" * 100, "fixed:x" + "\u20ac" * 40):   # a character stands across every cut
+        yield message("WorkerAssign", rng.randbytes(16), payload=words([1, 2, 3]),
+                      request=request(spec=spec))
     yield message("WorkerAssign", rng.randbytes(16), payload=words([1, 2, HUGE]), request=request())
     yield message("WorkerAssign", rng.randbytes(16), payload=words([1] * 300000), request=request(
         prompt_count=300000, ids_count=300000))

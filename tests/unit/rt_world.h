@@ -71,6 +71,7 @@ struct fake_worker {
     uint64_t kv_incarnation, model; /* of its arena; 0 = none */
     uint32_t adopts, adopt_valid;   /* session maps asked about; blocks of one that are there */
     bool adopt_mute;
+    uint32_t blocks_total, blocks_free; /* as it says */
 };
 
 enum stream_state { S_FREE, S_SENT, S_LIVE, S_OVER };
@@ -354,6 +355,8 @@ static inline void worker_up(struct world *w, uint32_t i, uint32_t seqs_max)
     memset(f, 0, sizeof(*f));
     f->up = true;
     f->seqs_max = seqs_max;
+    f->blocks_total = 100;
+    f->blocks_free = 50;
     f->context_max = 4096;
     f->state = MSG_WORKER_READY;
     f->incarnation = rng_u64(&w->rng) | 1;
@@ -553,8 +556,8 @@ static inline void worker_state_send(struct world *w, uint32_t i)
                                           .tokens_queued = tokens_queued(f),
                                           .kv_state = f->kv_state,
                                           .step_us_last = f->step_us,
-                                          .blocks_total = 100,
-                                          .blocks_free = 50,
+                                          .blocks_total = f->blocks_total,
+                                          .blocks_free = f->blocks_free,
                                           .block_tokens = 16,
                                           .ledger = f->ledger,
                                           .quantization = "bf16",

@@ -11,9 +11,12 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include <event2/buffer.h>
+#include <event2/bufferevent.h>
 #include <event2/event.h>
 
 #include "gateway/gw_http.h"
+#include "gateway/gw_http_conn.h"
 #include "lib/net/loop.h"
 
 static struct loop *loop;
@@ -24,6 +27,8 @@ static enum gw_http_gone gone_why;
 static char out[1 << 20];
 static size_t out_bytes;
 static struct gw_http_options options;
+static char large[1 << 22];
+static size_t large_bytes; /* of the answer to /large */
 
 static void answer(struct gw_http_request *r, int status, const char *text, size_t bytes)
 {
@@ -50,6 +55,10 @@ static void on_request(void *arg, struct gw_http_request *r)
         gw_http_stream_write(r, "one", 3);
         gw_http_stream_write(r, "two!", 4);
         gw_http_stream_end(r);
+        return;
+    }
+    if (strcmp(gw_http_path(r), "/large") == 0) {
+        answer(r, 200, large, large_bytes);
         return;
     }
     struct gw_http_body body;
@@ -98,6 +107,7 @@ static void start(void)
     http = gw_http_create(loop, &options);
     waiting = NULL;
     gone_count = request_count = 0;
+    memset(large, 'x', sizeof(large));
 }
 
 static void stop(void)
@@ -281,7 +291,7 @@ static const struct framing_case framing_cases[] = {
      "HTTP/1.1 400", 1, true, NULL},
     {"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "HTTP/1.1 400", 1, true,
      NULL},
-    {"POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\nzz\r\n", "HTTP/1.1 400", 1, true,
+    {"POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n\r\n", "HTTP/1.1 400", 1, true,
      NULL},
     {"POST / HTTP/1.1\r\n" H "Transfer-Encoding: chunked\r\n\r\n3\nabc\r\n0\r\n\r\n",
      "HTTP/1.1 400", 1, true, NULL},
@@ -477,6 +487,172 @@ static void slow_reader(void **state)
     close(fd);
 }
 
+/* Sends `text` over and over and reads nothing, until the server takes no more. */
+static size_t ask_on(int fd, const char *text, size_t bytes, size_t bytes_max)
+{
+    size_t sent = 0;
+    while (sent < bytes_max) {
+        size_t at = sent % bytes;
+        ssize_t n = send(fd, text + at, bytes - at, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n > 0)
+            sent += (size_t)n;
+        turn();
+        if (n < 0)
+            break;
+    }
+    return sent;
+}
+
+static size_t input_bytes(void)
+{
+    return http->live_count ? evbuffer_get_length(bufferevent_get_input(http->live[0]->bev)) : 0;
+}
+
+/* Answers that nobody reads hold up the requests behind them, and those the reading of more. */
+static void pipelined_without_reading(void **state)
+{
+    static const char text[] = "GET /large HTTP/1.1\r\n" H "\r\n";
+    large_bytes = 40000;
+    int fd = open_client();
+    size_t sent = ask_on(fd, text, sizeof(text) - 1, 4u << 20);
+    assert_true(sent < 2u << 20);
+    assert_true(input_bytes() <= 256u << 10);
+    /* what the socket holds, one bound of output and one answer */
+    assert_in_range(request_count, 1, 20);
+    assert_true(conn_output_bytes(http->live[0]) <= (64u << 10) + 2 * large_bytes);
+    /* read after all: every request is answered */
+    size_t heard = 0;
+    for (uint64_t end = loop_now_us(loop) + 20000000;
+         request_count < sent / (sizeof(text) - 1) && loop_now_us(loop) < end;) {
+        ssize_t n = recv(fd, out, sizeof(out), MSG_DONTWAIT);
+        heard += n > 0 ? (size_t)n : 0;
+        turn();
+    }
+    assert_int_equal(request_count, sent / (sizeof(text) - 1));
+    assert_true(heard > (request_count - 20) * large_bytes);
+    close(fd);
+    turn();
+    assert_int_equal(gw_http_stats(http)->connections, 0);
+}
+
+/* Others have their turn between the requests of one who sent many at once. */
+static void pipelined_by_turns(void **state)
+{
+    static const char text[] = "HEAD / HTTP/1.1\r\n" H "\r\n";
+    static char many[200 * sizeof(text)];
+    for (int i = 0; i < 200; i++)
+        memcpy(many + i * (sizeof(text) - 1), text, sizeof(text) - 1);
+    int fd = open_client();
+    turn();
+    size_t bytes = 200 * (sizeof(text) - 1);
+    assert_int_equal(send(fd, many, bytes, MSG_NOSIGNAL), (ssize_t)bytes);
+    event_base_loop(loop_base(loop), EVLOOP_NONBLOCK | EVLOOP_ONCE);
+    assert_in_range(request_count, 1, 32);
+    out_bytes = 0;
+    for (int i = 0; i < 20; i++)
+        turn();
+    assert_int_equal(request_count, 200);
+    assert_false(hear(fd));
+    assert_int_equal(count_text("HTTP/1.1 200"), 200);
+    close(fd);
+    turn();
+}
+
+/* What comes behind the last request is thrown away, not kept. */
+static void input_after_the_last_answer(void **state)
+{
+    static const char text[] = "GET /large HTTP/1.1\r\n" H "Connection: close\r\n\r\n";
+    static char junk[65536];
+    large_bytes = 2u << 20;
+    int fd = open_client();
+    say(fd, text, sizeof(text) - 1);
+    assert_int_equal(request_count, 1);
+    ask_on(fd, junk, sizeof(junk), 4u << 20);
+    assert_int_equal(gw_http_stats(http)->connections, 1);
+    assert_true(conn_output_bytes(http->live[0]) > 0);
+    assert_true(input_bytes() <= 256u << 10);
+    close(fd);
+    turn();
+}
+
+/* A little now and then is not reading. */
+static void reader_below_the_rate(void **state)
+{
+    static const char text[] = "GET /large HTTP/1.1\r\n" H "\r\n";
+    stop();
+    options.write_ms = 300;
+    options.body_rate_min = 10000000;
+    start();
+    large_bytes = sizeof(large);
+    int fd = open_client();
+    say(fd, text, sizeof(text) - 1);
+    uint64_t begin_us = loop_now_us(loop), end_us = begin_us + 2000000;
+    while (gw_http_stats(http)->connections > 0 && loop_now_us(loop) < end_us) {
+        /* 1 MB a second: 4 s for all of it */
+        size_t due = (size_t)(loop_now_us(loop) - begin_us);
+        while (out_bytes < due && recv(fd, out, 4096, MSG_DONTWAIT) > 0)
+            out_bytes += 4096;
+        turn();
+        usleep(2000);
+    }
+    assert_int_equal(gw_http_stats(http)->connections, 0);
+    close(fd);
+}
+
+/* An event above the bound is let through; what comes behind it obeys the bound. */
+static void one_large_event(void **state)
+{
+    static const char text[] = "GET /wait HTTP/1.1\r\n" H "\r\n";
+    for (int reads = 0; reads < 2; reads++) {
+        int fd = open_client();
+        gone_count = 0;
+        say(fd, text, sizeof(text) - 1);
+        gw_http_stream_begin(waiting, 200, "text/event-stream", NULL);
+        assert_true(gw_http_stream_write(waiting, large, 3u << 20));
+        turn();
+        for (int i = 0; i < 9; i++)
+            assert_true(gw_http_stream_write(waiting, large, 10000));
+        assert_false(reads == 0 && gw_http_stream_write(waiting, large, 20000));
+        size_t heard = 0;
+        if (reads) {
+            gw_http_stream_end(waiting);
+            for (int i = 0; i < 10000 && heard < (3u << 20) + 90000; i++) {
+                ssize_t n = recv(fd, out, sizeof(out), MSG_DONTWAIT);
+                heard += n > 0 ? (size_t)n : 0;
+                turn();
+            }
+            assert_true(heard > (3u << 20) + 90000);
+        }
+        turn();
+        assert_int_equal(gone_count, reads ? 0 : 1);
+        close(fd);
+        turn();
+    }
+}
+
+/* Once it is out, the bound is what it was. */
+static void bound_after_a_large_event(void **state)
+{
+    static const char text[] = "GET /wait HTTP/1.1\r\n" H "\r\n";
+    int fd = open_client();
+    say(fd, text, sizeof(text) - 1);
+    gw_http_stream_begin(waiting, 200, "text/event-stream", NULL);
+    assert_true(gw_http_stream_write(waiting, large, 1u << 20));
+    for (int i = 0; i < 1000 && conn_output_bytes(waiting) > 0; i++) {
+        (void)!recv(fd, out, sizeof(out), MSG_DONTWAIT);
+        turn();
+    }
+    assert_int_equal(conn_output_bytes(waiting), 0);
+    while (gw_http_stream_write(waiting, large, 50000)) {
+        assert_true(conn_output_bytes(waiting) <= 100100);
+        turn();
+    }
+    turn();
+    assert_int_equal(gone_count, 1);
+    close(fd);
+    turn();
+}
+
 static void expect_closed_after(int fd, uint32_t ms, const char *status)
 {
     out_bytes = 0;
@@ -560,6 +736,12 @@ int main(void)
         cmocka_unit_test_setup_teardown(hang_up_behind_unread_input, setup, teardown),
         cmocka_unit_test_setup_teardown(late_answers_stay_in_order, setup, teardown),
         cmocka_unit_test_setup_teardown(slow_reader, setup, teardown),
+        cmocka_unit_test_setup_teardown(pipelined_without_reading, setup, teardown),
+        cmocka_unit_test_setup_teardown(pipelined_by_turns, setup, teardown),
+        cmocka_unit_test_setup_teardown(input_after_the_last_answer, setup, teardown),
+        cmocka_unit_test_setup_teardown(reader_below_the_rate, setup, teardown),
+        cmocka_unit_test_setup_teardown(one_large_event, setup, teardown),
+        cmocka_unit_test_setup_teardown(bound_after_a_large_event, setup, teardown),
         cmocka_unit_test_setup_teardown(deadlines, setup, teardown),
         cmocka_unit_test_setup_teardown(bodies_together, setup, teardown),
     };

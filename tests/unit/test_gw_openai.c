@@ -7,6 +7,7 @@
 #include "gateway/gw_checkpoint.h"
 #include "gateway/gw_openai.h"
 #include "lib/base/str.h"
+#include "lib/text/tokenizer.h"
 
 static struct gw_checkpoint checkpoint;
 static struct gw_openai openai;
@@ -433,6 +434,10 @@ static void sessions(void **state)
     assert_false(read_field(GW_CHAT, member));
     assert_true(read_field(GW_CHAT, "\"prompt_cache_key\":\"p\",\"user\":\"u\""));
     assert_string_equal(request.base.session_key, "p");
+    assert_true(read_field(GW_CHAT, "\"prompt_cache_key\":\"\",\"user\":\"u\""));
+    assert_string_equal(request.base.session_key, "u");
+    assert_true(read_field(GW_CHAT, "\"prompt_cache_key\":\"\",\"user\":\"\""));
+    assert_string_equal(request.base.session_key, "");
     assert_true(read_field(GW_CHAT, "\"n\":1"));
     assert_string_equal(request.base.session_key, "");
 }
@@ -466,6 +471,65 @@ static void tokenize_and_back(void **state)
         assert_string_equal(refusal.param, "tokens");
     }
     str_fini(&out);
+}
+
+/* A tokenizer like the demo's with one token of 1 KiB, for texts beyond any bound. */
+static struct tokenizer *long_token(uint32_t *ret_id)
+{
+    static const char name[] = "<|begin_of_transcription|>";
+    char path[4096], content[1025];
+    struct err_detail detail;
+    struct tokenizer *t = NULL;
+    size_t bytes = 0;
+    struct str text;
+    golden_path(path, sizeof(path), "deploy/demo/tokenizer.json");
+    char *file = golden_read(path, &bytes);
+    char *at = strstr(file, name);
+    assert_non_null(at);
+    memset(content, 'x', sizeof(content) - 1);
+    content[sizeof(content) - 1] = '\0';
+    str_init(&text, 0);
+    str_add(&text, file, (size_t)(at - file));
+    str_add_text(&text, content);
+    str_add_text(&text, at + sizeof(name) - 1);
+    if (tokenizer_parse(text.text, text.bytes, NULL, &t, &detail) != ERR_OK)
+        fail_msg("%s", detail.text);
+    assert_true(tokenizer_find(t, content, sizeof(content) - 1, ret_id));
+    str_fini(&text);
+    free(file);
+    return t;
+}
+
+/* More text than is given back at once is refused, not cut. */
+static void detokenize_whole_or_not(void **state)
+{
+    uint32_t id = 0;
+    struct gw_checkpoint other = checkpoint;
+    struct gw_openai o;
+    struct str body, out;
+    other.tokenizer = long_token(&id);
+    gw_openai_init(&o, &other, "max", false);
+    str_init(&body, 0);
+    str_init(&out, 0);
+    str_add_text(&body, "{\"tokens\":[");
+    for (uint32_t i = 0; i <= 256u << 10; i++)
+        str_add_format(&body, i ? ",%u" : "%u", id);
+    str_add_text(&body, "]}");
+    struct gw_openai_input in = {.endpoint = GW_DETOKENIZE,
+                                 .body = body.text,
+                                 .body_bytes = body.bytes,
+                                 .session_id = "",
+                                 .request_id = "x",
+                                 .client_id = "",
+                                 .window = window};
+    assert_false(gw_openai_tokenize(&o, &in, &out, &refusal));
+    assert_string_equal(refusal.param, "tokens");
+    assert_non_null(strstr(refusal.message, "above 268435456 bytes"));
+    assert_int_equal(out.bytes, 0);
+    str_fini(&body);
+    str_fini(&out);
+    gw_openai_fini(&o);
+    tokenizer_destroy(&other.tokenizer);
 }
 
 /* No check of ours may refuse what the template is known to print. */
@@ -525,12 +589,19 @@ static void refusals_as_json(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(malformed_fields), cmocka_unit_test(malformed_bodies),
-        cmocka_unit_test(lenient_bodies),   cmocka_unit_test(defaults),
-        cmocka_unit_test(everything_set),   cmocka_unit_test(tools_are_kept),
-        cmocka_unit_test(prompts),          cmocka_unit_test(context_is_exact),
-        cmocka_unit_test(sessions),         cmocka_unit_test(tokenize_and_back),
-        cmocka_unit_test(golden_requests),  cmocka_unit_test(refusals_as_json),
+        cmocka_unit_test(malformed_fields),
+        cmocka_unit_test(malformed_bodies),
+        cmocka_unit_test(lenient_bodies),
+        cmocka_unit_test(defaults),
+        cmocka_unit_test(everything_set),
+        cmocka_unit_test(tools_are_kept),
+        cmocka_unit_test(prompts),
+        cmocka_unit_test(context_is_exact),
+        cmocka_unit_test(sessions),
+        cmocka_unit_test(tokenize_and_back),
+        cmocka_unit_test(detokenize_whole_or_not),
+        cmocka_unit_test(golden_requests),
+        cmocka_unit_test(refusals_as_json),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -768,6 +768,27 @@ static void test_messages_of_strangers(void **state)
     end();
 }
 
+/* Workers that claim more blocks than 32 bits hold together: the sum says as many as it can, and
+ * never more free ones than there are. */
+static void test_blocks_that_wrap(void **state)
+{
+    (void)state;
+    begin(2, 1);
+    w.workers[0].blocks_total = w.workers[0].blocks_free = UINT32_MAX;
+    w.workers[1].blocks_total = 2;
+    w.workers[1].blocks_free = 0;
+    world_run_ms(&w, 1200);
+    assert_int_equal(w.gateways[0].router.blocks_total, UINT32_MAX);
+    assert_int_equal(w.gateways[0].router.blocks_free, UINT32_MAX);
+    w.workers[1].blocks_free = 2;
+    world_run_ms(&w, 1200);
+    assert_int_equal(w.gateways[0].router.blocks_free, UINT32_MAX);
+    w.workers[0].blocks_free = 7;
+    world_run_ms(&w, 1200);
+    assert_int_equal(w.gateways[0].router.blocks_free, 9);
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -804,6 +825,7 @@ int main(void)
         cmocka_unit_test(test_token_memory_full),
         cmocka_unit_test(test_worker_forgets),
         cmocka_unit_test(test_messages_of_strangers),
+        cmocka_unit_test(test_blocks_that_wrap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -141,6 +141,34 @@ static void test_choices_as_one(void **state)
     end();
 }
 
+/* The gateway says less of the group than its first choice alone has, or more than can be. */
+static void test_choices_that_lie(void **state)
+{
+    (void)state;
+    begin(1, 1);
+    w.options.store_tokens_max = 4096;
+    router_restart(&w);
+    world_run_ms(&w, 1000);
+    struct stream *other = stream_open(&w, 0, 2000, 300);
+    world_run_ms(&w, 50);
+    assert_int_equal(other->reply, ERR_OK);
+    static const uint64_t said[] = {0, 1, UINT64_MAX, UINT64_MAX - 4096};
+    for (uint32_t n = 0; n < 4; n++) {
+        struct stream *s[2];
+        for (uint32_t i = 0; i < 2; i++) {
+            s[i] = stream_new(&w, 0, 2500, 5);
+            s[i]->group_index = i;
+            s[i]->group_count = 2;
+            s[i]->group_tokens = said[n];
+            stream_submit(&w, 0, s[i]);
+        }
+        world_run_ms(&w, 50);
+        for (uint32_t i = 0; i < 2; i++)
+            assert_int_equal(s[i]->reply, n < 2 ? ERR_BUSY : ERR_TOO_LARGE);
+    }
+    end();
+}
+
 /* A long request that waits for the large worker lets short ones pass to the small one. */
 static void test_contexts_differ(void **state)
 {
@@ -320,6 +348,7 @@ int main(void)
         cmocka_unit_test(test_queue_full_by_tokens),
         cmocka_unit_test(test_never_fits_the_queue),
         cmocka_unit_test(test_choices_as_one),
+        cmocka_unit_test(test_choices_that_lie),
         cmocka_unit_test(test_contexts_differ),
         cmocka_unit_test(test_stalled_worker_loses_its_requests),
         cmocka_unit_test(test_rate_of_long_prompts),

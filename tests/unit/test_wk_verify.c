@@ -3,11 +3,13 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "lib/base/rng.h"
+#include "lib/base/str.h"
 #include "worker/wk_spec.h"
 #include "worker/wk_verify.h"
 
@@ -134,6 +136,25 @@ static void any_drafts_give_the_plain_text(void **state)
     }
 }
 
+/* What is refused is shown in whole characters: the text goes into a message. */
+static void refused_names_stay_utf8(void **state)
+{
+    (void)state;
+    static const char *const fronts[] = {"", "fixed:", "ngram:", "mtp:"};
+    char text[64];
+    struct wk_spec s;
+    struct err_detail d;
+    for (size_t f = 0; f < sizeof fronts / sizeof *fronts; f++)
+        for (int pad = 0; pad < 4; pad++) {
+            snprintf(text, sizeof text, "%s%.*s%s", fronts[f], pad, "xyz",
+                     "\U0001F600\U0001F600\U0001F600\U0001F600\U0001F600\U0001F600\U0001F600"
+                     "\U0001F600\U0001F600");
+            assert_int_equal(wk_spec_parse(text, &s, &d), ERR_INVALID);
+            assert_int_equal(utf8_valid_prefix(d.text, strlen(d.text)), strlen(d.text));
+            assert_non_null(strstr(d.text, "\U0001F600: "));
+        }
+}
+
 static void policies_by_name(void **state)
 {
     (void)state;
@@ -181,6 +202,7 @@ int main(void)
         cmocka_unit_test(garbage_is_cut),
         cmocka_unit_test(drafts_never_pass_the_limits),
         cmocka_unit_test(any_drafts_give_the_plain_text),
+        cmocka_unit_test(refused_names_stay_utf8),
         cmocka_unit_test(policies_by_name),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
