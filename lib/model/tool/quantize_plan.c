@@ -68,8 +68,8 @@ static bool expert_place(const char *rest, uint32_t *expert, enum model_input *w
 }
 
 /* Linears that no format serves: the router decides between experts by small differences, kv_b is
- * read by rows and by columns, so that a loader has to widen whatever it is, and the MTP layer's own
- * tables are those of the model. */
+ * read by rows and by columns, so that a loader has to widen whatever it is, and the MTP layer's
+ * own tables are those of the model. */
 static bool stays(const char *rest)
 {
     return strcmp(rest, "mlp.gate") == 0 || strcmp(rest, "self_attn.kv_b_proj") == 0 ||
