@@ -88,8 +88,8 @@ static void carry_out(struct wk_shell *s)
     }
 }
 
-/* kvmgr gives up on a worker that was silent for so long: what we held is not ours any more.  It
- * keeps our blocks from others while we have its file mapped, so that nothing is spoilt till then. */
+/* kvmgr gives up on a worker that was silent for so long: what we held is not ours any more.  Until
+ * then nothing is spoilt, since no block goes to others while we have the file mapped. */
 static void pause_check(struct wk_shell *s)
 {
     uint64_t now = loop_now_us(s->loop), before = s->beat_us;

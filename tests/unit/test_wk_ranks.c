@@ -372,7 +372,7 @@ static void test_shapes_by_position(void **state)
     duo_fini(&d);
 }
 
-/* Rows live as long as the host is up, in whichever process; after that no byte of them is taken. */
+/* Rows live as long as the host is up, in whichever process; then no byte of them is taken. */
 static void test_rows_end_with_the_host(void **state)
 {
     (void)state;
