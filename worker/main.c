@@ -99,6 +99,11 @@ static enum err params_check(const void *params, struct err_detail *ret_faults)
         str_add_format(&faults, "group: %u of groups %u\n", p->group, p->groups);
     if (!one_of(p->fabric, "local", "tcp", NULL))
         str_add_format(&faults, "fabric: %s: local or tcp\n", p->fabric);
+    if (p->groups > 1 && p->ranks > 1 && strcmp(p->fabric, "tcp") == 0)
+        str_add_format(&faults,
+                       "fabric: tcp with groups (%u): all would use the same fabric_nodes; local, "
+                       "or one group\n",
+                       p->groups);
     nodes_check(p, &faults);
     if (!one_of(p->moe_split, "auto", "tp", "ep"))
         str_add_format(&faults, "moe_split: %s: auto, tp or ep\n", p->moe_split);

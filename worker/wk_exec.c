@@ -476,19 +476,6 @@ static struct wk_canary canary_of(const struct wk_exec *x)
                               .shards = group.interleave > 0 ? group.ranks : 1};
 }
 
-/* What one rank refuses all refuse, or the others would hold it for settled. */
-static enum err verdicts_gather(struct wk_exec *x, enum err own, struct err_detail *detail)
-{
-    struct wk_fabric *f = wk_ranks_fabric(x->ranks);
-    uint32_t verdict = own, all[WK_RANKS_MAX];
-    TRY(wk_all_gather(f, &verdict, sizeof verdict, all)); /* at once the fault, if there was one */
-    for (uint32_t r = 0; r < wk_fabric_ranks(f) && own == ERR_OK; r++)
-        if (all[r] != ERR_OK)
-            return err_set(detail, ERR_UNSUPPORTED, "rank %u refuses the group: its log says why",
-                           r);
-    return own;
-}
-
 /* ERR_CORRUPT: the canary comes out otherwise than before. */
 static enum err group_canary(struct wk_exec *x, struct err_detail *detail)
 {
@@ -499,7 +486,7 @@ static enum err group_canary(struct wk_exec *x, struct err_detail *detail)
     if (x->settled &&
         memcmp(loaded.canary_output, x->loaded.canary_output, sizeof loaded.canary_output) != 0)
         e = err_set(detail, ERR_CORRUPT, "canary: the group computes otherwise than before");
-    TRY(verdicts_gather(x, e, detail));
+    TRY(wk_ranks_verdict(x->ranks, e, detail));
     if (!x->settled) /* nobody else reads it before WK_NEWS_LOADED */
         x->loaded = loaded;
     return ERR_OK;
@@ -516,7 +503,7 @@ static enum err group_settle(struct wk_exec *x, struct err_detail *detail)
         any |= all[r];
     if (any == 0)
         return ERR_OK;
-    TRY(verdicts_gather(x, wk_ranks_probe(x->ranks, detail), detail));
+    TRY(wk_ranks_probe(x->ranks, detail));
     TRY(group_canary(x, detail));
     x->settled = true;
     return ERR_OK;

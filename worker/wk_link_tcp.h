@@ -10,7 +10,7 @@
 
 struct peers_options;
 
-/* ERR_IO names the address that could not be bound. */
+/* ERR_BUSY, ERR_IO: names the address that could not be bound; the first may pass. */
 MUST_USE enum err wk_link_tcp(const struct peers_options *options, struct wk_link *ret_link,
                               struct err_detail *detail);
 

@@ -184,6 +184,33 @@ struct wk_fabric *wk_ranks_fabric(struct wk_ranks *r)
     return r->fabric;
 }
 
+struct verdict {
+    uint64_t code; /* enum err */
+    struct err_detail why;
+};
+
+enum err wk_ranks_verdict(struct wk_ranks *r, enum err own, struct err_detail *detail)
+{
+    CHECK_OBJ(r, RANKS_MAGIC);
+    struct verdict mine = {.code = (uint64_t)own}, all[WK_RANKS_MAX];
+    if (own != ERR_OK)
+        mine.why = *detail;
+    enum err e = wk_all_gather(r->fabric, &mine, sizeof mine, all);
+    if (own != ERR_OK)
+        return own;
+    if (e != ERR_OK) {
+        wk_fabric_fault(r->fabric, detail);
+        return e;
+    }
+    for (uint32_t rank = 0; rank < r->options.ranks; rank++) {
+        all[rank].why.text[sizeof all[rank].why.text - 1] = '\0';
+        if (all[rank].code != ERR_OK)
+            return err_set(detail, ERR_UNSUPPORTED, "rank %u refuses the group: %.450s", rank,
+                           all[rank].why.text);
+    }
+    return ERR_OK;
+}
+
 enum err wk_ranks_probe(struct wk_ranks *r, struct err_detail *detail)
 {
     CHECK_OBJ(r, RANKS_MAGIC);
@@ -192,8 +219,8 @@ enum err wk_ranks_probe(struct wk_ranks *r, struct err_detail *detail)
     if (r->local == NULL)
         snprintf(path, sizeof path, "%s", r->addresses[r->options.rank]);
     enum err e = wk_probe_run(r->fabric, &r->options.floors, path, &report, detail);
-    if (e != ERR_OK && e != ERR_UNSUPPORTED)
-        return e;
+    if (e == ERR_OK || e == ERR_UNSUPPORTED)
+        e = wk_ranks_verdict(r, e, detail);
     for (uint32_t i = 0; i < WK_PROBE_SIZES && e == ERR_OK; i++) /* a refusal says its numbers */
         log_info(WORKER, "fabric measured", "path=%s bytes=%u median_us=%u p95_us=%u mb_per_s=%u",
                  path, report.rows[i].bytes, report.rows[i].median_us, report.rows[i].p95_us,

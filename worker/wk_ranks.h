@@ -51,8 +51,11 @@ MUST_USE enum err wk_ranks_form(struct wk_ranks *r, const struct hash128 *settin
 bool wk_ranks_formed(const struct wk_ranks *r);
 struct wk_fabric *wk_ranks_fabric(struct wk_ranks *r); /* NULL before the first forming */
 
-/* Measures the path between the ranks of the formed group, all at once.  ERR_UNSUPPORTED: below a
- * floor, with the numbers and the likely cause. */
+/* All ranks show what they think of the group: what one refuses all refuse, in its words, or the
+ * others would hold it for settled. */
+MUST_USE enum err wk_ranks_verdict(struct wk_ranks *r, enum err own, struct err_detail *detail);
+/* Measures the path between the ranks of the formed group, all at once, and gathers the verdicts.
+ * ERR_UNSUPPORTED: below a floor, with the numbers and the likely cause. */
 MUST_USE enum err wk_ranks_probe(struct wk_ranks *r, struct err_detail *detail);
 
 /* ---- orders ---- */

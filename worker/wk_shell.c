@@ -88,8 +88,8 @@ static void carry_out(struct wk_shell *s)
     }
 }
 
-/* After a pause of our own kvmgr may have given our blocks to others: nothing that we hold may be
- * written to any more. */
+/* kvmgr gives up on a worker that was silent for so long: what we held is not ours any more.  Until
+ * then nothing is spoilt, since no block goes to others while we have the file mapped. */
 static void pause_check(struct wk_shell *s)
 {
     uint64_t now = loop_now_us(s->loop), before = s->beat_us;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lib/base/host.h - facts of this host that decide where shared memory lies and how long it is good.
+/* lib/base/host.h - facts of this host: where shared memory lies and how long it is good.
  *
  * What was written before the host's last start may be of any time: a file remembers host_boot and
  * is not taken up under another one. */

@@ -69,9 +69,11 @@ static enum err sockets_open(struct peers *p, const struct peers_options *o,
     }
     if (p->rank + 1 < p->ranks) {
         TRY(socket_open(p, o, ZMQ_ROUTER, &p->listener, detail));
-        if (zmq_bind(p->listener, o->addresses[p->rank]) != 0)
-            return err_set(detail, ERR_IO, "bind %s: %s", o->addresses[p->rank],
-                           zmq_strerror(errno));
+        if (zmq_bind(p->listener, o->addresses[p->rank]) != 0) {
+            /* One before us is not gone yet, or the interface is not up yet. */
+            enum err e = errno == EADDRINUSE || errno == EADDRNOTAVAIL ? ERR_BUSY : ERR_IO;
+            return err_set(detail, e, "bind %s: %s", o->addresses[p->rank], zmq_strerror(errno));
+        }
     }
     for (uint32_t peer = 0; peer < p->rank; peer++) {
         TRY(socket_open(p, o, ZMQ_DEALER, &p->dealers[peer], detail));

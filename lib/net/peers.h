@@ -38,6 +38,7 @@ struct peers_stats {
     uint64_t received, sent, dropped_bounds, dropped_full, refused_keys;
 };
 
+/* ERR_BUSY: our address is taken or not there yet. */
 MUST_USE enum err peers_create(const struct peers_options *options, struct peers **ret_peers,
                                struct err_detail *detail);
 void peers_destroy(struct peers **peers_p);

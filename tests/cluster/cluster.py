@@ -113,6 +113,7 @@ class Cluster:
         self.port = free_port()
         self.prefix = []      # of every command: another namespace
         self.up_options = []
+        self.up_seconds = 60
         self.sets = {"gateway.listen": f"127.0.0.1:{self.port}", "worker.numerics": "exact",
                      "worker.model": DEMO, "gateway.model": DEMO, "drafter.target": DEMO,
                      "kvmgr.kv_dtype": "f32",  # as the golden texts were made
@@ -137,7 +138,7 @@ class Cluster:
         for key, value in self.sets.items():
             arguments += ["--set", f"{key}={value}"]
         env_limit = os.environ.copy()
-        env_limit["TANDEM_UP_TENTHS"] = "600"
+        env_limit["TANDEM_UP_TENTHS"] = str(10 * self.up_seconds)
         run = subprocess.run([*self.prefix, TANDEM, "--build", BUILD, "--run_dir", self.run_dir, "--state_dir",
                               self.state_dir, *arguments], cwd=ROOT, capture_output=True, text=True,
                              timeout=120, check=False, env=env_limit, stdin=subprocess.DEVNULL)

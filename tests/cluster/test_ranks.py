@@ -290,21 +290,27 @@ def test_ranks_that_hold_different_plans():
         c.pool_settles()
 
 
-def refusal_of_up(text, **sets):
-    c = Cluster(worker__ranks=2, worker__threads=1, **sets)
+def test_a_slow_fabric_is_refused():
+    """Rank 1 cannot know whether the cable will be mended: it tries on, and `up` says what is wrong."""
+    c = Cluster(worker__ranks=2, worker__threads=1)
+    c.sets["worker-1.fabric_bandwidth_mb_min"] = "1000000"
+    c.up_seconds = 6
+    start = time.monotonic()
     try:
         c.up()
+        raise AssertionError("taken: a fabric below its floor")
     except AssertionError as error:
-        assert text in str(error), error
-    else:
-        raise AssertionError(f"taken: {sets}")
+        said = str(error).split("\n---")[0]       # without the logs' ends
+        assert "not yet: " in said and "not ready after" in said, error
+        assert "the floor is 1000000 MB/s; likely cause:" in said, error
+        assert "rank 1 refuses the group: fabric local is too slow" in c.log("worker"), error
+        for rank in (0, 1):
+            log = log_count(c, f"worker-{rank}", '"group refused"')
+            assert 1 <= log <= 2 + (time.monotonic() - start) / 10, log     # not with each try
+            with open(os.path.join(c.run_dir, f"worker-{rank}.restarts"), encoding="ascii") as f:
+                assert f.read().strip() == "0"
     finally:
         c.__exit__()
-
-
-def test_a_slow_fabric_is_refused():
-    refusal_of_up("the floor is 1000000 MB/s; likely cause:",
-                  worker__fabric_bandwidth_mb_min=1000000)
 
 
 def test_addresses_that_only_look_local_are_refused():
@@ -317,6 +323,17 @@ def test_addresses_that_only_look_local_are_refused():
              f"--fabric_nodes=127.0.0.1:7001,{node}"], capture_output=True, text=True, timeout=20,
             check=False, cwd=cluster.ROOT)
         assert run.returncode == 2 and f"address 2{why}" in run.stderr, (node, run)
+
+
+def test_groups_over_tcp_are_refused():
+    """One fabric_nodes cannot be the addresses of two groups."""
+    for groups, text in ((2, "fabric: tcp with groups (2)"), (1, "rank: 2 of ranks 2")):
+        run = subprocess.run(
+            [os.path.join(cluster.BUILD, "worker", "tandem-worker"), "--ranks=2", "--rank=2", "--fabric=tcp",
+             f"--groups={groups}", "--fabric_nodes=127.0.0.1:7001,127.0.0.1:7002"],
+            capture_output=True, text=True, timeout=20, check=False, cwd=cluster.ROOT)
+        assert run.returncode == 2 and text in run.stderr, run
+        assert (groups == 2) == ("tcp with groups" in run.stderr), run
 
 
 def test_other_settings_are_refused():

@@ -294,6 +294,26 @@ static struct wk_status told(struct wk_link *link, struct peers *other,
     return known;
 }
 
+/* What may pass by itself is told from what will not: the supervisor tries the first again. */
+static void test_addresses_not_there(void **state)
+{
+    (void)state;
+    struct net n;
+    struct err_detail detail;
+    struct peers *first = NULL, *other = NULL;
+    net_init(&n, 2);
+    struct peers_options o = {
+        .ranks = 2, .addresses = {n.addresses[0], n.addresses[1]}, .message_bytes_max = 64};
+    assert_int_equal(peers_create(&o, &first, &detail), ERR_OK);
+    assert_int_equal(peers_create(&o, &other, &detail), ERR_BUSY); /* taken */
+    assert_non_null(strstr(detail.text, n.addresses[0]));
+    o.addresses[0] = "tcp://192.0.2.1:7000"; /* of no interface: RFC 5737 */
+    assert_int_equal(peers_create(&o, &other, &detail), ERR_BUSY);
+    o.addresses[0] = "tcp://127.0.0.1:99999";
+    assert_int_equal(peers_create(&o, &other, &detail), ERR_IO);
+    peers_destroy(&first);
+}
+
 /* A status that was damaged on its way changes nothing, whichever bit it was; nor does one with an
  * epoch that nobody reaches, after which the next would wrap. */
 static void test_damaged_statuses(void **state)
@@ -447,10 +467,15 @@ static void test_chance(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rounds),    cmocka_unit_test(test_late_is_not_dead),
-        cmocka_unit_test(test_keys),      cmocka_unit_test(test_pinned_key),
-        cmocka_unit_test(test_strangers), cmocka_unit_test(test_kill_and_stop),
-        cmocka_unit_test(test_chance),    cmocka_unit_test(test_damaged_statuses),
+        cmocka_unit_test(test_rounds),
+        cmocka_unit_test(test_late_is_not_dead),
+        cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_pinned_key),
+        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_kill_and_stop),
+        cmocka_unit_test(test_chance),
+        cmocka_unit_test(test_addresses_not_there),
+        cmocka_unit_test(test_damaged_statuses),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

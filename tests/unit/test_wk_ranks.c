@@ -372,7 +372,7 @@ static void test_shapes_by_position(void **state)
     duo_fini(&d);
 }
 
-/* Rows live as long as the host is up, in whichever process; after that no byte of them is taken. */
+/* Rows live as long as the host is up, in whichever process; then no byte of them is taken. */
 static void test_rows_end_with_the_host(void **state)
 {
     (void)state;
@@ -662,6 +662,37 @@ static void test_refusals_pass(void **state)
     }
 }
 
+/* A new rank that computes otherwise stays out, however often it comes. */
+static void test_a_wrong_canary_stays_wrong(void **state)
+{
+    (void)state;
+    static uint8_t nothing[64];
+    struct duo d = {.boot = 1};
+    struct side sides[2] = {0};
+    struct model_kv kv = {
+        .blocks = nothing, .slots = nothing, .block_tokens = BT, .block_count = 4, .slot_count = 1};
+    world_init(&d.w, 2, 1024);
+    for (uint32_t r = 0; r < 2; r++) {
+        d.ranks[r] = duo_open(&d, r);
+        side_open(&sides[r], d.ranks[r]);
+    }
+    for (uint32_t r = 0; r < 2; r++)
+        until(&sides[r], &sides[r].loaded, 1);
+    side_close(&sides[1]);
+    wk_ranks_destroy(&d.ranks[1]);
+    uint32_t *said = (uint32_t *)(uintptr_t)wk_exec_loaded(sides[0].exec)->canary_output;
+    *said ^= 1;
+    d.ranks[1] = duo_open(&d, 1);
+    sides[1].loaded = 0;
+    side_open(&sides[1], d.ranks[1]);
+    assert_int_equal(wk_exec_attach(sides[0].exec, &kv, 2), ERR_OK);
+    turn(sides, 4000);
+    assert_int_equal(sides[1].loaded + sides[1].failed + sides[0].attached, 0);
+    for (uint32_t r = 0; r < 2; r++)
+        side_close(&sides[r]);
+    duo_fini(&d);
+}
+
 /* A shape that rank 1 refuses is told again with pauses, until it is taken. */
 static void test_a_refused_shape_does_not_spin(void **state)
 {
@@ -706,6 +737,7 @@ int main(void)
         cmocka_unit_test(test_orders_wait),
         cmocka_unit_test(test_rows_by_position_take_half),
         cmocka_unit_test(test_refusals_pass),
+        cmocka_unit_test(test_a_wrong_canary_stays_wrong),
         cmocka_unit_test(test_a_refused_shape_does_not_spin),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
