@@ -571,7 +571,7 @@ def test_a_client_that_never_reads():
         cluster.wait_for("live", 10, lambda: c.health("worker")["seqs_live"] >= 2)
         blocks = c.health("kvmgr")["blocks_leased"]
         assert blocks >= 2, blocks
-        cluster.wait_for("cut", 60, lambda: cut() == 1)
+        cluster.wait_for("cut", 120, lambda: cut() == 1)
         cluster.wait_for("cancelled", 5, lambda: [
             c.health(role)["ledger"]["cancelled"] for role in ("router", "worker")] == [
                 n + 2 for n in before])
