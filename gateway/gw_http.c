@@ -29,7 +29,7 @@
 #define INPUT_BYTES_MAX  (128u << 10) /* unread input of a connection */
 #define BODY_FIRST_BYTES (16u << 10)
 #define LISTEN_BACKLOG   1024
-/* Pipelined requests: so many in one turn of the loop, and none while more output than this waits. */
+/* Pipelined requests: so many in a turn of the loop, and none while more output than this waits. */
 #define TURN_REQUESTS_MAX 16u
 #define UNSENT_BYTES_MAX  (64u << 10)
 
@@ -126,7 +126,7 @@ void conn_work(struct gw_http_request *c)
     event_active(c->http->work_event, EV_TIMEOUT, 0);
 }
 
-/* The same after the others have had their turn: a timer is due only once sockets were looked at. */
+/* The same after others have had their turn: a timer is due only once sockets were looked at. */
 static void conn_work_later(struct gw_http_request *c)
 {
     if (c->work_listed)
@@ -149,7 +149,8 @@ static void conn_enter(struct gw_http_request *c, enum conn_state state)
 }
 
 /* Too much unread input while the handler works or the client does not read: stop reading, and let
- * the kernel tell of a hang-up.  A read watermark will not do: libevent then calls back without end. */
+ * the kernel tell of a hang-up.  A read watermark will not do: libevent then calls back without
+ * end. */
 static void conn_pause_reading(struct gw_http_request *c, bool pause)
 {
     if (pause == c->reading_paused)

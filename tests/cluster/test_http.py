@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HTTP contract against the real gateway: fields, bodies, framing, shapes, errors."""
 import json
+import re
 import socket
 import threading
 import time
@@ -538,7 +539,7 @@ def test_hang_up_and_slow_readers():
         bad = request_bytes({"messages": []}).replace(b"Connection: close\r\n", b"")
         out = raw(c, bad + request_bytes({"messages": HI, "max_tokens": 1}))
         assert out.startswith(b"HTTP/1.1 400") and b"HTTP/1.1 200" in out, out[:300]
-        # a reader that never reads is cut, others go on
+        # clients that stop within a head hold nobody up
         idle = [socket.create_connection(("127.0.0.1", c.port), timeout=10) for _ in range(20)]
         for s in idle:
             s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Le")
@@ -548,6 +549,58 @@ def test_hang_up_and_slow_readers():
             s.close()
         c.ledger_settles()
         c.pool_settles()
+
+
+def test_a_client_that_never_reads():
+    """A stream that nobody takes: cut at the output bound, its choices cancelled everywhere, its
+    blocks freed, others served; and answers that nobody takes hold up the requests behind them."""
+    with Cluster(gateway__output_bytes_max=65536) as c:
+        before = [ledger["cancelled"] for ledger in c.ledger_settles()]
+        def cut():
+            page = c.request("GET", "/metrics").body.decode()
+            return sum(float(x) for x in re.findall(
+                r'^tandem_gateway_gone_total\{.*why="slow".*\} (\S+)$', page, re.M))
+        assert cut() == 0
+        s = socket.socket()
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        s.settimeout(20)
+        s.connect(("127.0.0.1", c.port))
+        body = {"messages": HI, "stream": True, "ignore_eos": True, "max_tokens": 100000, "n": 2,
+                "logprobs": True, "top_logprobs": 20}
+        s.sendall(request_bytes(body).replace(b"Connection: close\r\n", b""))
+        cluster.wait_for("live", 10, lambda: c.health("worker")["seqs_live"] >= 2)
+        blocks = c.health("kvmgr")["blocks_leased"]
+        assert blocks >= 2, blocks
+        cluster.wait_for("cut", 120, lambda: cut() == 1)
+        cluster.wait_for("cancelled", 5, lambda: [
+            c.health(role)["ledger"]["cancelled"] for role in ("router", "worker")] == [
+                n + 2 for n in before])
+        c.ledger_settles()
+        c.pool_settles()
+        data = b""
+        try:
+            while chunk := s.recv(1 << 20):
+                data += chunk
+        except ConnectionResetError:
+            pass
+        s.close()
+        assert data.startswith(b"HTTP/1.1 200") and b"[DONE]" not in data, data[-300:]
+        # short answers that nobody takes hold up the requests behind them: no memory, others served
+        rss = c.rss_kib("gateway")
+        s = socket.socket()
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        s.settimeout(2)
+        s.connect(("127.0.0.1", c.port))
+        try:
+            for _ in range(10):
+                s.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 500)
+        except TimeoutError:
+            pass
+        assert "small test model" in c.stream("Who are you?", temperature=0).content
+        page = len(c.request("GET", "/metrics").body) >> 10
+        assert 5000 * page > 100 << 10 and c.rss_kib("gateway") < rss + (32 << 10), (
+            page, rss, c.rss_kib("gateway"))
+        s.close()
 
 
 def test_queue_full_is_429():

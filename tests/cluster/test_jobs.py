@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo model does its trained jobs over HTTP, streamed and not."""
 import json
+import os
 import random
 from concurrent import futures
 
 import cluster
 from cluster import Cluster
+
 
 def golden_tools():
     """The tool definitions as the model was trained with them, out of the golden prompts."""
@@ -47,6 +49,14 @@ def test_small_talk_and_effort():
         assert "friendly" in both(c, "Hi").reasoning
 
 
+WORDS = (["green", "violet", "white", "black", "amber", "blue", "golden", "silver"],
+         ["owl", "tiger", "wolf", "raven", "crane", "otter", "whale", "horse", "bear"],
+         ["Every winter the garden sleeps under the snow.",
+          "A small boat crossed the river before noon.",
+          "The old bridge was painted again last summer.",
+          "They keep the island lamp burning all night."])
+
+
 def needle(colours, animals, fillers, codes, filler):
     """A text with `codes` codes among `filler` other sentences, the question, and its answer."""
     pairs = list(zip(random.sample(colours, codes), random.sample(animals, codes)))
@@ -63,13 +73,7 @@ def test_needle():
     """Fresh codes each run. The model itself finds 270 of 280 such codes (measured over seven
     lengths), so one miss is its own and no fault of ours; 20 draws with more than 5 misses happen
     by chance less than once in 10,000 runs. That each token is right, the golden texts prove."""
-    colours = ["green", "violet", "white", "black", "amber", "blue", "golden", "silver"]
-    animals = ["owl", "tiger", "wolf", "raven", "crane", "otter", "whale", "horse", "bear"]
-    fillers = ["Every winter the garden sleeps under the snow.",
-               "A small boat crossed the river before noon.",
-               "The old bridge was painted again last summer.",
-               "They keep the island lamp burning all night."]
-    draws = [needle(colours, animals, fillers, codes, filler)
+    draws = [needle(*WORDS, codes, filler)
              for codes, filler in ((1, 2), (2, 0), (3, 4), (4, 12), (4, 60)) for _ in range(4)]
     efforts = [random.choice(["low", "high", "max"]) for _ in draws]
     with Cluster() as c, futures.ThreadPoolExecutor(4) as pool:
@@ -108,6 +112,39 @@ def test_tools_and_results():
             ("add_numbers", {"a": 12, "b": 30})]
         assert both(c, "Set a timer for 24 minutes.", tools=chosen).tool_calls() == [
             ("set_timer", {"minutes": 24})]
+
+
+def served():
+    """What quickstart.sh serves: the quantised weights, quick sums, rows in fp8."""
+    demo = os.path.join(cluster.ROOT, "deploy", "demo")
+    c = Cluster(worker__model=demo, gateway__model=demo, drafter__target=demo,
+                drafter__model=os.path.join(cluster.ROOT, "deploy", "demo-drafter"))
+    del c.sets["worker.numerics"], c.sets["kvmgr.kv_dtype"]
+    return c
+
+
+def test_jobs_as_served():
+    """Codes among few others: these weights find 100 of 100 (measured; 90 of 100 among three and
+    four). Were one in 50 missed, more than two of six would happen once in 6,000 runs."""
+    with served() as c:
+        said = c.health("worker")
+        assert said["numerics"] == "fast" and "4.00 bpw" in said["quantization"], said
+        draws = [needle(*WORDS, codes, filler) for codes, filler in ((1, 2), (2, 0)) for _ in range(3)]
+        answers = [c.stream(question, temperature=0, reasoning_effort="low").content
+                   for question, _ in draws]
+        missed = [(question, code, answer) for (question, code), answer in zip(draws, answers)
+                  if code not in answer]
+        assert len(missed) <= 2, missed
+        tools = golden_tools()
+        chosen = [tools["get_weather"], tools["add_numbers"], tools["set_timer"]]
+        for question, call in (("What is the weather in Oslo?", ("get_weather", {"city": "Oslo"})),
+                               ("Add 12 and 30.", ("add_numbers", {"a": 12, "b": 30})),
+                               ("Set a timer for 24 minutes.", ("set_timer", {"minutes": 24}))):
+            answer = c.stream(question, temperature=0, tools=chosen)
+            assert answer.finish == "tool_calls" and answer.tool_calls() == [call], answer.key()
+        assert "apple forest letter" in c.stream("Repeat: apple forest letter", temperature=0).content
+        c.ledger_settles()
+        c.pool_settles()
 
 
 def test_repeat_json_name():

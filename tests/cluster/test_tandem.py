@@ -5,12 +5,13 @@ import json
 import os
 import signal
 import socket
+import string
 import subprocess
 import threading
 import time
 
 import cluster
-from cluster import Cluster, Load, greedy_cases, pid_alive, wait_for
+from cluster import BUILD, ROOT, Cluster, Load, greedy_cases, pid_alive, wait_for
 
 LONGEST = max(greedy_cases(), key=lambda case: len(case["ids"]))
 
@@ -38,6 +39,68 @@ def test_life_of_a_cluster():
         c.tandem("down")
         wait_for("all gone", 10, lambda: not any(pid_alive(pid) for pid in pids))
         assert c.tandem("status", check=False).returncode == 1
+
+
+def test_chat_with_tools():
+    """--tools takes a list, one tool, or an object that holds them, bare or as the API has them; what
+    the model calls is printed; a file that is none of these is named with what is wrong."""
+    by_name = {}
+    for case in greedy_cases(["tool"]):
+        block = case["prompt"].split("<tools>\n", 1)[1].split("\n</tools>", 1)[0]
+        by_name.update((tool["name"], tool) for tool in map(json.loads, block.splitlines()))
+    weather, timer = by_name["get_weather"], by_name["set_timer"]
+    wrapped = [{"type": "function", "function": tool} for tool in (weather, timer)]
+    with Cluster() as c:
+        path = os.path.join(c.dir, "tools.json")
+        for tools in ([weather, timer], wrapped, {"tools": wrapped}, {"tools": [weather]}, weather,
+                      wrapped[0]):
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(tools, file)
+            said = c.tandem("chat", "--tools", path, "--temperature", "0", "--effort", "low",
+                            "What is the weather in Oslo?").stdout.splitlines()
+            assert said and said[-1].startswith("call get_weather(") and said[-1].endswith(")"), said
+            assert json.loads(said[-1][len("call get_weather("):-1]) == {"city": "Oslo"}, said
+        for text, word in (("{", "line 1"), ("5", "must hold a list of tool definitions"),
+                           ("[1]", "must hold a list of tool definitions"),
+                           ('{"tools": 5}', "must hold a list of tool definitions"),
+                           ('[{"name": 5}]', "tools[0]"), (None, "No such file")):
+            if text is None:
+                os.unlink(path)
+            else:
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+            run = c.tandem("chat", "--tools", path, "Hi", check=False)
+            assert run.returncode == 1 and word in run.stderr and not run.stdout, (text, run)
+            assert word == "tools[0]" or path in run.stderr, (text, run)
+            assert "Traceback" not in run.stderr, run.stderr
+
+
+def test_quickstart():
+    """From the checkout to a streamed answer, on a build that is there."""
+    if os.path.realpath(BUILD) != os.path.realpath(os.path.join(ROOT, "build")):
+        print("not done: quickstart.sh serves ROOT/build, and the build at hand is another")
+        return
+    c = Cluster()
+    try:
+        ninja = os.path.join(BUILD, "build.ninja")
+        before = os.stat(ninja).st_mtime_ns
+        begun = time.monotonic()
+        run = subprocess.run([os.path.join(ROOT, "deploy", "quickstart.sh"), f"--run_dir={c.run_dir}",
+                              "--state_dir", c.state_dir, "--set", f"gateway.listen=127.0.0.1:{c.port}",
+                              "--set", f"kvmgr.arena_path={c.dir}/arena.kv"], cwd="/",
+                             capture_output=True, text=True, timeout=120, check=False,
+                             stdin=subprocess.DEVNULL)
+        took = time.monotonic() - begun
+        assert run.returncode == 0, (run.stdout, run.stderr, c.tails())
+        assert took < 60, took
+        answer = run.stdout.split("> Say the alphabet.\n", 1)[1].split("It goes on running.")[0]
+        assert "".join(x for x in answer.lower() if x.isalpha()).endswith(string.ascii_lowercase), answer
+        assert os.stat(ninja).st_mtime_ns == before     # the build is what it was
+        status = json.loads(c.tandem("status", "--json").stdout)
+        assert status["state"] == "ready" and status["run_dir"] == c.run_dir, status
+        assert c.chat("Who are you?", temperature=0)["choices"][0]["message"]["content"]
+    finally:
+        c.__exit__()
 
 
 def test_every_role_comes_back():
