@@ -309,7 +309,7 @@ static void test_addresses_not_there(void **state)
     assert_non_null(strstr(detail.text, n.addresses[0]));
     o.addresses[0] = "tcp://192.0.2.1:7000"; /* of no interface: RFC 5737 */
     assert_int_equal(peers_create(&o, &other, &detail), ERR_BUSY);
-    o.addresses[0] = "tcp://127.0.0.1:99999";
+    o.addresses[0] = "tcp://127.0.0.1";
     assert_int_equal(peers_create(&o, &other, &detail), ERR_IO);
     peers_destroy(&first);
 }
