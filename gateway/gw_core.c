@@ -491,6 +491,13 @@ static void on_router(struct gw_core *c, const struct gw_event *e)
             submit_again(c, i);
 }
 
+/* A router that has stood still sends what waited there before it says its state again. */
+static void router_heard(struct gw_core *c)
+{
+    if (c->router_seen_us != 0)
+        c->router_seen_us = c->now_us;
+}
+
 static void on_cut(struct gw_core *c, const struct gw_event *e)
 {
     uint32_t flow = e->u.cut.flow;
@@ -570,9 +577,11 @@ void gw_core_step(struct gw_core *c, const struct gw_event *event, struct gw_act
         on_open(c, event);
         break;
     case GW_EVENT_SUBMIT_REPLY:
+        router_heard(c);
         on_submit_reply(c, event);
         break;
     case GW_EVENT_TOKENS:
+        router_heard(c);
         on_tokens(c, event);
         break;
     case GW_EVENT_ROUTER:

@@ -21,9 +21,11 @@ def complete(c, prompt, **fields):
                     **{"max_tokens": 200, "temperature": 0, **fields})
 
 
-def under_load(c, hurt, rounds=6, threads=4):
-    """Runs streams in `threads` threads while hurt(round) is called; checks every text."""
+def under_load(c, hurt, rounds=6, threads=4, refusals=False):
+    """Runs streams in `threads` threads while hurt(round) is called; checks every text.  refusals:
+    a new request may get a 503 meanwhile, as it may while no router answers."""
     with Load(c, threads) as load:
+        load.refusals_allowed = refusals
         for number in range(rounds):
             time.sleep(random.uniform(0.05, 0.4))
             hurt(number)
@@ -182,7 +184,7 @@ def test_killed_router_worker_kvmgr_lose_no_stream():
                     wait_for("ready", 20, c.ready)
                 except (OSError, ValueError):
                     pass
-            under_load(c, kill, rounds=3)
+            under_load(c, kill, rounds=3, refusals=role == "router")
             c.ledger_settles()
             c.pool_settles()
 
@@ -193,7 +195,7 @@ def test_router_asleep_loses_no_stream():
             pid = c.kill("router", signal.SIGSTOP)
             time.sleep(4)
             os.kill(pid, signal.SIGCONT)
-        under_load(c, sleep, rounds=2)
+        under_load(c, sleep, rounds=2, refusals=True)
         c.ledger_settles()
         c.pool_settles()
 

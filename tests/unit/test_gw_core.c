@@ -255,6 +255,24 @@ static void no_router_no_service(void **state)
     sim_end(&s);
 }
 
+/* What it sends after it stood still shows that it lives, before it says its state. */
+static void any_answer_shows_a_router(void **state)
+{
+    static struct sim s;
+    sim_begin(&s, 1);
+    router_state(&s);
+    struct sim_flow *f = open_flow(&s, 1);
+    reply(&s, &f->legs[0], ERR_OK);
+    s.now_us += 4000000;
+    emit(&s, &f->legs[0], 0, f->legs[0].total, f->legs[0].finish);
+    assert_int_equal(f->state, FLOW_ENDED);
+    f = open_flow(&s, 1);
+    assert_int_not_equal(f->state, FLOW_ENDED);
+    reply(&s, &f->legs[0], ERR_OK);
+    emit(&s, &f->legs[0], 0, f->legs[0].total, f->legs[0].finish);
+    sim_end(&s);
+}
+
 static void acceptance_needs_every_leg(void **state)
 {
     static struct sim s;
@@ -503,10 +521,15 @@ static void random_stories(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_router_no_service),  cmocka_unit_test(acceptance_needs_every_leg),
-        cmocka_unit_test(silence_of_the_router), cmocka_unit_test(duplicates_and_gaps),
-        cmocka_unit_test(too_many_tokens),       cmocka_unit_test(room_is_bounded),
-        cmocka_unit_test(stalls_ask_again),      cmocka_unit_test(random_stories),
+        cmocka_unit_test(no_router_no_service),
+        cmocka_unit_test(any_answer_shows_a_router),
+        cmocka_unit_test(acceptance_needs_every_leg),
+        cmocka_unit_test(silence_of_the_router),
+        cmocka_unit_test(duplicates_and_gaps),
+        cmocka_unit_test(too_many_tokens),
+        cmocka_unit_test(room_is_bounded),
+        cmocka_unit_test(stalls_ask_again),
+        cmocka_unit_test(random_stories),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
