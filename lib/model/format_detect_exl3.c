@@ -149,6 +149,9 @@ static enum err roles_of_rank(struct format_case *c, uint32_t rank)
             enum format_role role = format_role_of(rest);
             if (role == ROLE_COUNT || (pass == 1 && role != ROLE_SUH && role != ROLE_SVH))
                 continue;
+            if (t->dtype >= FORMAT_DTYPE_OTHER) /* nobody has looked at the shared ones yet */
+                return format_refuse(c, FORMAT_FAULT_UNKNOWN_DTYPE, t->suffix,
+                                     "its dtype is not known");
             if (c->role[role] != NULL && pass == 0)
                 return format_refuse(c, FORMAT_FAULT_AMBIGUOUS, t->suffix, "there twice");
             if (c->role[role] == NULL) {
