@@ -5,6 +5,7 @@
 fabric_port=7400                                        # rank N listens on this + N
 declare -A node_address=() node_roles=()
 node_names=()
+octet='(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])'   # no leading zero: some read it as octal
 rank_addresses=()                                       # by rank
 
 nodes_fault() { die "$nodes_file: $*"; }
@@ -18,7 +19,7 @@ nodes_read() {
         name=${words[0]}; address=${words[1]:-}
         [[ $name =~ ^[A-Za-z0-9][A-Za-z0-9.-]{0,62}$ ]] || nodes_fault "\"$name\" is no name of a node"
         [ -z "${node_address[$name]:-}" ] || nodes_fault "$name is there twice"
-        [[ $address =~ ^([0-9]{1,3}\.){3}[0-9]{1,3}$ ]] || nodes_fault "$name: \"$address\" is no IPv4 address"
+        [[ $address =~ ^($octet\.){3}$octet$ ]] || nodes_fault "$name: \"$address\" is no IPv4 address (four numbers of 0 to 255)"
         [ "${#words[@]}" -gt 2 ] || nodes_fault "$name has no role"
         node_names+=("$name"); node_address[$name]=$address; node_roles[$name]=" ${words[*]:2} "
         for role in "${words[@]:2}"; do

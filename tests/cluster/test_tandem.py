@@ -155,7 +155,9 @@ def test_a_nodes_file_says_what_is_wrong():
         "a 10.0.0.1 redis\n": "no node has worker-0",
         f"a 10.0.0.1 {every}\na 10.0.0.2 worker-1\n": "a is there twice",
         f"a 10.0.0.1 {every}\nb 10.0.0.2 worker-2\n": "none is worker-1",
-        f"a 10.0.0.1 {every}\nb host worker-1\n": "no IPv4 address",
+        **{f"a 10.0.0.1 {every}\nb {address} worker-1\n": f'b: "{address}" is no IPv4 address'
+           for address in ("host", "999.1.1.1", "10.0.0.256", "10.0.260.2", "10.0.0", "10.0.0.2.3",
+                           "10.0.0.02", "10.0.0.-1", "10.0.0.2x")},
         f"a 10.0.0.1 {every}\nb 10.0.0.2\n": "b has no role",
         f"a 10.0.0.1 {every}\nb 10.0.0.2 workers\n": 'no role "workers"',
         f"a 10.0.0.1 {every}\nb 10.0.0.2 worker-0\n": "worker-0 is there twice",
