@@ -185,6 +185,31 @@ def test_a_nodes_file_says_what_is_wrong():
         c.__exit__()
 
 
+def test_doctor_names_faults_and_runs_nothing_that_it_reads():
+    c = Cluster()
+    try:
+        config, nodes, made = (os.path.join(c.dir, name) for name in ("config", "nodes", "made"))
+        os.mkdir(config)
+        with open(nodes, "w", encoding="ascii") as f:
+            f.write("a 127.0.0.1 redis kvmgr drafter router gateway worker-0\nb 203.0.113.7 worker-1\n")
+        with open(os.path.join(config, "worker.conf"), "w", encoding="ascii") as f:
+            f.write(f"model = x'; touch {made}; '\nfabric_keys = y' ] || touch {made} $(touch {made})\n")
+        said = c.tandem("doctor", "--config", config, "--nodes", nodes, check=False)
+        assert said.returncode == 1 and not os.path.exists(made), said
+        for fault in ("FAULT the key file", "FAULT model"):
+            assert fault in said.stdout, said
+        keys = os.path.join(c.dir, "keys")
+        c.tandem("keygen", keys)
+        arguments = ["doctor", "--config", config, "--nodes", nodes, "--set", f"worker.fabric_keys={keys}",
+                     "--set", f"worker.model={cluster.DEMO}"]
+        said = c.tandem(*arguments, check=False).stdout
+        assert f"ok    the key file {keys}" in said and f"ok    model {cluster.DEMO}" in said, said
+        os.chmod(keys, 0o644)
+        assert f"FAULT the key file {keys}" in c.tandem(*arguments, check=False).stdout
+    finally:
+        c.__exit__()
+
+
 def test_down_at_any_moment_leaves_nobody():
     """However early `down` comes after an `up`, no supervisor and no role stays behind."""
     for tenths in (0, 1, 2, 3, 5, 8):
