@@ -15,6 +15,7 @@
 #include "kvmgr/km_event.h"
 #include "kvmgr/km_index.h"
 #include "lib/base/check.h"
+#include "lib/base/file_io.h"
 #include "lib/base/host.h"
 #include "lib/base/mem.h"
 
@@ -209,7 +210,7 @@ static enum err arena_fits(int fd, uint64_t file_bytes, const struct km_arena_op
     struct kv_superblock s;
     if (file_bytes < KV_SUPERBLOCK_BYTES)
         return err_set(detail, ERR_CORRUPT, "it has %" PRIu64 " bytes, no superblock", file_bytes);
-    if (km_arena_file_read(fd, 0, &s, sizeof(s)) != ERR_OK)
+    if (file_read_at(fd, 0, &s, sizeof(s)) != ERR_OK)
         return err_set(detail, ERR_IO, "its superblock cannot be read");
     struct kv_layout found, planned;
     TRY(kv_superblock_check(&s, file_bytes, &found, detail));
@@ -303,8 +304,8 @@ static enum err arena_recover(struct km_arena *a, uint32_t epoch, struct km_aren
     for (uint32_t at = 0; at < a->layout.block_count; at += SCAN_HEADERS) {
         uint32_t count = a->layout.block_count - at;
         count = count < SCAN_HEADERS ? count : SCAN_HEADERS;
-        TRY(km_arena_file_read(a->fd, a->layout.block_headers_at + (uint64_t)at * KV_HEADER_BYTES,
-                               buffer, (size_t)count * KV_HEADER_BYTES));
+        TRY(file_read_at(a->fd, a->layout.block_headers_at + (uint64_t)at * KV_HEADER_BYTES, buffer,
+                         (size_t)count * KV_HEADER_BYTES));
         for (uint32_t i = 0; i < count; i++)
             recover_block(a, at + i, buffer + (size_t)i * KV_HEADER_BYTES, epoch, report);
     }
@@ -380,7 +381,7 @@ static enum err arena_create(struct km_arena *a, const struct km_arena_options *
     char temp[KM_ARENA_PATH_BYTES + 8];
     TRY(km_arena_file_make(o->path, a->layout.arena_bytes, temp, sizeof(temp), &a->fd, detail));
     struct kv_superblock s = superblock_of(o, &a->layout);
-    enum err e = km_arena_file_write(a->fd, 0, &s, sizeof(s));
+    enum err e = file_write_at(a->fd, 0, &s, sizeof(s));
     if (e != ERR_OK)
         e = err_set(detail, e, "%s: the superblock cannot be written", o->path);
     if (e == ERR_OK)

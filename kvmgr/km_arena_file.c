@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "lib/base/check.h"
+#include "lib/base/file_io.h"
 #include "lib/base/hash.h"
 
 #define SUM_PIECE_BYTES 65536u
@@ -102,45 +103,13 @@ enum err km_arena_file_make(const char *path, uint64_t bytes, char *ret_temp, si
     return ERR_OK;
 }
 
-enum err km_arena_file_read(int fd, uint64_t at, void *ret_bytes, size_t count)
-{
-    uint8_t *to = ret_bytes;
-    while (count > 0) {
-        ssize_t got = pread(fd, to, count, (off_t)at);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return ERR_IO;
-        to += got;
-        at += (uint64_t)got;
-        count -= (size_t)got;
-    }
-    return ERR_OK;
-}
-
-enum err km_arena_file_write(int fd, uint64_t at, const void *bytes, size_t count)
-{
-    const uint8_t *from = bytes;
-    while (count > 0) {
-        ssize_t put = pwrite(fd, from, count, (off_t)at);
-        if (put < 0 && errno == EINTR)
-            continue;
-        if (put <= 0)
-            return ERR_IO;
-        from += put;
-        at += (uint64_t)put;
-        count -= (size_t)put;
-    }
-    return ERR_OK;
-}
-
 enum err km_arena_file_sum(int fd, uint64_t at, uint64_t count, uint32_t *ret_sum)
 {
     uint8_t piece[SUM_PIECE_BYTES];
     uint32_t sum = 0;
     while (count > 0) {
         size_t some = count < sizeof(piece) ? (size_t)count : sizeof(piece);
-        TRY(km_arena_file_read(fd, at, piece, some));
+        TRY(file_read_at(fd, at, piece, some));
         struct hash128 h = hash_xxh3_once(piece, some);
         sum = hash_crc32c(sum, &h, sizeof(h));
         at += some;

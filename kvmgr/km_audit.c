@@ -8,6 +8,7 @@
 
 #include "kvmgr/km_arena_file.h"
 #include "lib/base/check.h"
+#include "lib/base/file_io.h"
 #include "lib/base/str.h"
 
 #define HEADERS_A_READ 64u
@@ -133,8 +134,8 @@ static void audit_data(int fd, const struct header_table *table, uint32_t index,
                                        table->data_bytes, &sum) != ERR_OK)
         return;
     if (sum != said &&
-        km_arena_file_read(fd, table->at + (uint64_t)index * KV_HEADER_BYTES, again,
-                           sizeof(again)) == ERR_OK &&
+        file_read_at(fd, table->at + (uint64_t)index * KV_HEADER_BYTES, again, sizeof(again)) ==
+            ERR_OK &&
         memcmp(again, header, sizeof(again)) == 0)
         audit->data_broken++;
 }
@@ -176,12 +177,11 @@ static enum err audit_headers(int fd, const struct header_table *table, struct k
         uint32_t left = table->count - done;
         uint32_t some = left < HEADERS_A_READ ? left : HEADERS_A_READ;
         uint64_t at = table->at + (uint64_t)done * KV_HEADER_BYTES;
-        TRY(km_arena_file_read(fd, at, buffer, (size_t)some * KV_HEADER_BYTES));
+        TRY(file_read_at(fd, at, buffer, (size_t)some * KV_HEADER_BYTES));
         for (uint32_t i = 0; i < some; i++) {
             uint8_t *header = buffer + (size_t)i * KV_HEADER_BYTES;
             for (int tries = 0; tries < READS_MAX && !table->sound(header); tries++)
-                TRY(km_arena_file_read(fd, at + (uint64_t)i * KV_HEADER_BYTES, header,
-                                       KV_HEADER_BYTES));
+                TRY(file_read_at(fd, at + (uint64_t)i * KV_HEADER_BYTES, header, KV_HEADER_BYTES));
             table->add(audit, chains, header);
             audit_data(fd, table, done + i, header, audit);
         }
@@ -194,7 +194,7 @@ static enum err superblock_read(int fd, uint64_t file_bytes, struct kv_superbloc
 {
     if (file_bytes < KV_SUPERBLOCK_BYTES)
         return err_set(detail, ERR_CORRUPT, "%" PRIu64 " bytes, no superblock", file_bytes);
-    if (km_arena_file_read(fd, 0, ret_superblock, sizeof(*ret_superblock)) != ERR_OK)
+    if (file_read_at(fd, 0, ret_superblock, sizeof(*ret_superblock)) != ERR_OK)
         return err_set(detail, ERR_IO, "the superblock cannot be read");
     return kv_superblock_check(ret_superblock, file_bytes, ret_layout, detail);
 }

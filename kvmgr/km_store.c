@@ -19,6 +19,7 @@
 #include "kvmgr/km_arena_file.h"
 #include "kvmgr/km_tier.h"
 #include "lib/base/check.h"
+#include "lib/base/file_io.h"
 #include "lib/base/mem.h"
 #include "lib/base/ring.h"
 #include "lib/base/str.h"
@@ -109,8 +110,7 @@ static enum err copy_pieces(struct km_store *s, int fd, uint64_t at, uint8_t *by
         size_t piece = count < PIECE_BYTES ? (size_t)count : PIECE_BYTES;
         if (atomic_load(&s->stop))
             return ERR_CLOSED;
-        TRY(write ? km_arena_file_write(fd, at, bytes, piece)
-                  : km_arena_file_read(fd, at, bytes, piece));
+        TRY(write ? file_write_at(fd, at, bytes, piece) : file_read_at(fd, at, bytes, piece));
         at += piece;
         bytes += piece;
         count -= piece;
@@ -369,7 +369,7 @@ static void listed_tell(struct km_store *s)
         if (fd < 0)
             continue; /* removed meanwhile */
         bool good = o->bytes >= KM_STORE_PAGE &&
-                    km_arena_file_read(fd, o->bytes - KM_STORE_PAGE, &f, sizeof(f)) == ERR_OK &&
+                    file_read_at(fd, o->bytes - KM_STORE_PAGE, &f, sizeof(f)) == ERR_OK &&
                     footer_good(s, &f, o->kind, &o->hash, o->bytes);
         (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
         close(fd);

@@ -63,7 +63,7 @@ struct msg *rt_send(struct rt_core *c, const struct rt_peer *peer, enum msg_type
 /* Traces and observations give way when a step is full. */
 static struct rt_action *note(struct rt_core *c, enum rt_action_type type)
 {
-    if (c->actions->count + RT_ACTIONS_RESERVED / 2 > RT_ACTIONS_MAX)
+    if (c->actions->count + RT_SENDS_UNASKED >= RT_ACTIONS_MAX)
         return NULL;
     struct rt_action *a = &c->actions->items[c->actions->count++];
     a->type = type;

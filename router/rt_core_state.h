@@ -7,6 +7,7 @@
 
 #include "lib/base/rng.h"
 #include "router/rt_core.h"
+#include "lib/base/check.h"
 #include "router/rt_queue.h"
 #include "router/rt_rate.h"
 #include "router/rt_session.h"
@@ -15,8 +16,12 @@
 
 #define RT_CORE_MAGIC 0x5254434fu
 
-/* What one handler may add beyond the loops that ask rt_room. */
+/* What a step sends without asking: to each worker drain, cancel and question of its canary, and the
+ * state to all.  Traces and observations leave that room. */
+#define RT_SENDS_UNASKED (4u * RT_WORKERS_MAX + RT_GATEWAYS_MAX)
+/* Loops that ask rt_room find room for more than one round of theirs. */
 #define RT_ACTIONS_RESERVED 64u
+STATIC_CHECK(RT_SENDS_UNASKED + RT_ACTIONS_RESERVED < RT_ACTIONS_MAX);
 /* Room for one request of the largest size and its bias. */
 #define RT_SCRATCH_WORDS (MSG_IDS_MAX + 2u * MSG_BIAS_MAX + 2u * MSG_EMIT_IDS_MAX)
 /* A router that has just started takes requests before it knows of a worker: streams of its

@@ -14,6 +14,7 @@
 
 #include "lib/base/arena.h"
 #include "lib/base/check.h"
+#include "lib/base/file_io.h"
 #include "lib/base/json.h"
 #include "lib/model/safetensors_header.h"
 
@@ -395,21 +396,10 @@ enum err safetensors_read(const struct safetensors *set, const struct safetensor
     CHECK_OBJ(set, SET_MAGIC);
     CHECK(offset <= t->bytes && count <= t->bytes - offset);
     const struct mapping *m = &set->shards[t->shard];
-    uint8_t *to = ret_bytes;
     if (m->fd < 0) {
-        memcpy(to, (const uint8_t *)t->data + offset, count);
+        memcpy(ret_bytes, (const uint8_t *)t->data + offset, count);
         return ERR_OK;
     }
     uint64_t at = (uint64_t)((const uint8_t *)t->data - m->bytes) + offset;
-    while (count > 0) {
-        ssize_t got = pread(m->fd, to, count, (off_t)at);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0)
-            return ERR_IO;
-        to += got;
-        at += (uint64_t)got;
-        count -= (size_t)got;
-    }
-    return ERR_OK;
+    return file_read_at(m->fd, at, ret_bytes, count);
 }

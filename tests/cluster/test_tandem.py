@@ -155,7 +155,9 @@ def test_a_nodes_file_says_what_is_wrong():
         "a 10.0.0.1 redis\n": "no node has worker-0",
         f"a 10.0.0.1 {every}\na 10.0.0.2 worker-1\n": "a is there twice",
         f"a 10.0.0.1 {every}\nb 10.0.0.2 worker-2\n": "none is worker-1",
-        f"a 10.0.0.1 {every}\nb host worker-1\n": "no IPv4 address",
+        **{f"a 10.0.0.1 {every}\nb {address} worker-1\n": f'b: "{address}" is no IPv4 address'
+           for address in ("host", "999.1.1.1", "10.0.0.256", "10.0.260.2", "10.0.0", "10.0.0.2.3",
+                           "10.0.0.02", "10.0.0.-1", "10.0.0.2x")},
         f"a 10.0.0.1 {every}\nb 10.0.0.2\n": "b has no role",
         f"a 10.0.0.1 {every}\nb 10.0.0.2 workers\n": 'no role "workers"',
         f"a 10.0.0.1 {every}\nb 10.0.0.2 worker-0\n": "worker-0 is there twice",
@@ -179,6 +181,31 @@ def test_a_nodes_file_says_what_is_wrong():
         said = c.tandem("up", "--nodes", path + ".none", check=False)
         assert said.returncode == 2 and "cannot read" in said.stderr, said
         assert not os.path.exists(c.run_dir), "something was started"
+    finally:
+        c.__exit__()
+
+
+def test_doctor_names_faults_and_runs_nothing_that_it_reads():
+    c = Cluster()
+    try:
+        config, nodes, made = (os.path.join(c.dir, name) for name in ("config", "nodes", "made"))
+        os.mkdir(config)
+        with open(nodes, "w", encoding="ascii") as f:
+            f.write("a 127.0.0.1 redis kvmgr drafter router gateway worker-0\nb 203.0.113.7 worker-1\n")
+        with open(os.path.join(config, "worker.conf"), "w", encoding="ascii") as f:
+            f.write(f"model = x'; touch {made}; '\nfabric_keys = y' ] || touch {made} $(touch {made})\n")
+        said = c.tandem("doctor", "--config", config, "--nodes", nodes, check=False)
+        assert said.returncode == 1 and not os.path.exists(made), said
+        for fault in ("FAULT the key file", "FAULT model"):
+            assert fault in said.stdout, said
+        keys = os.path.join(c.dir, "keys")
+        c.tandem("keygen", keys)
+        arguments = ["doctor", "--config", config, "--nodes", nodes, "--set", f"worker.fabric_keys={keys}",
+                     "--set", f"worker.model={cluster.DEMO}"]
+        said = c.tandem(*arguments, check=False).stdout
+        assert f"ok    the key file {keys}" in said and f"ok    model {cluster.DEMO}" in said, said
+        os.chmod(keys, 0o644)
+        assert f"FAULT the key file {keys}" in c.tandem(*arguments, check=False).stdout
     finally:
         c.__exit__()
 

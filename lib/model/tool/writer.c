@@ -11,6 +11,7 @@
 
 #include "lib/base/arena.h"
 #include "lib/base/check.h"
+#include "lib/base/file_io.h"
 #include "lib/base/json.h"
 #include "lib/base/mem.h"
 #include "lib/base/str.h"
@@ -193,18 +194,7 @@ static enum err io_fault(struct err_detail *detail, const char *path)
 static enum err put_all(int fd, const void *data, uint64_t bytes, uint64_t at, const char *path,
                         struct err_detail *detail)
 {
-    const char *from = data;
-    while (bytes > 0) {
-        ssize_t n = pwrite(fd, from, bytes > 1u << 30 ? 1u << 30 : bytes, (off_t)at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return io_fault(detail, path);
-        from += n;
-        at += (uint64_t)n;
-        bytes -= (uint64_t)n;
-    }
-    return ERR_OK;
+    return file_write_at(fd, at, data, bytes) == ERR_OK ? ERR_OK : io_fault(detail, path);
 }
 
 static enum err open_shard(struct writer *w, uint32_t index, bool keep, const struct str *header,
@@ -285,16 +275,9 @@ enum err writer_get(struct writer *w, uint32_t tensor, uint64_t offset, void *da
     CHECK(w->opened && tensor < w->count);
     struct entry *e = &w->entries[tensor];
     CHECK(offset <= e->bytes && bytes <= e->bytes - offset);
-    for (uint64_t at = 0; at < bytes;) {
-        ssize_t n = pread(w->shards[e->shard].fd, (char *)data + at, bytes - at,
-                          (off_t)(e->at + offset + at));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return io_fault(detail, e->name);
-        at += (uint64_t)n;
-    }
-    return ERR_OK;
+    int fd = w->shards[e->shard].fd;
+    return file_read_at(fd, e->at + offset, data, bytes) == ERR_OK ? ERR_OK
+                                                                   : io_fault(detail, e->name);
 }
 
 enum err writer_sync(struct writer *w, struct err_detail *detail)
