@@ -100,7 +100,8 @@ static void copy_close(struct copy *c)
     assert_int_equal(rmdir(c->dir), 0);
 }
 
-static enum err load_from(const char *dir, struct dflash **ret, struct err_detail *detail)
+static enum err load_with(const char *dir, bool head_8bit, struct dflash **ret,
+                          struct err_detail *detail)
 {
     char target[1024];
     test_path(target, sizeof(target), "tests/golden/tiny-glm");
@@ -109,9 +110,15 @@ static enum err load_from(const char *dir, struct dflash **ret, struct err_detai
                                      .seqs_max = 8,
                                      .context_max = 1u << 17,
                                      .threads = 1,
-                                     .exact = true};
+                                     .exact = true,
+                                     .head_8bit = head_8bit};
     detail->text[0] = 0;
     return dflash_load(&options, ret, detail);
+}
+
+static enum err load_from(const char *dir, struct dflash **ret, struct err_detail *detail)
+{
+    return load_with(dir, false, ret, detail);
 }
 
 static struct dflash *load_below(const char *below)
@@ -458,16 +465,16 @@ static uint16_t *parts_tensor(struct parts *f, const char *name, size_t *ret_cou
     return (uint16_t *)(void *)(f->data + from);
 }
 
-static void parts_add(struct parts *f, const char *name, uint32_t rows, uint32_t width,
-                      const void *values)
+static void parts_add_as(struct parts *f, const char *name, const char *dtype, uint32_t rows,
+                         uint32_t width, const void *values, size_t bytes)
 {
     char entry[256];
-    size_t bytes = (size_t)rows * width * 2, end = f->header_bytes;
+    size_t end = f->header_bytes;
     while (f->header[end - 1] != '}')
         end--;
     int n = snprintf(entry, sizeof(entry),
-                     ",\"%s\":{\"dtype\":\"BF16\",\"shape\":[%u,%u],\"data_offsets\":[%zu,%zu]}}",
-                     name, rows, width, f->data_bytes, f->data_bytes + bytes);
+                     ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%u,%u],\"data_offsets\":[%zu,%zu]}}",
+                     name, dtype, rows, width, f->data_bytes, f->data_bytes + bytes);
     char *header = mem_take(end + (size_t)n + 1);
     memcpy(header, f->header, end - 1);
     memcpy(header + end - 1, entry, (size_t)n);
@@ -476,6 +483,12 @@ static void parts_add(struct parts *f, const char *name, uint32_t rows, uint32_t
     f->header_bytes = end - 1 + (size_t)n;
     memcpy(f->data + f->data_bytes, values, bytes);
     f->data_bytes += bytes;
+}
+
+static void parts_add(struct parts *f, const char *name, uint32_t rows, uint32_t width,
+                      const void *values)
+{
+    parts_add_as(f, name, "BF16", rows, width, values, (size_t)rows * width * 2);
 }
 
 /* The random drafter without what only a v2 has. */
@@ -652,16 +665,25 @@ static void a_neutral_v2_is_a_v1(void **state)
     copy_close(&c1);
 }
 
-/* A row of the head that would win everything is drafted where it has a token, never else. */
-static void rows_without_a_token_are_never_drafted(void **state)
+static struct dflash *load_head(const char *dir, bool head_8bit)
 {
-    (void)state;
+    struct dflash *d = NULL;
+    struct err_detail detail;
+    if (load_with(dir, head_8bit, &d, &detail) != ERR_OK)
+        fail_msg("%s", detail.text);
+    return d;
+}
+
+/* A row of the head that would win everything is drafted where it has a token, never else. */
+static void rows_without_a_token(bool head_8bit)
+{
     char path[1024];
     struct safetensors *set = NULL;
     struct err_detail detail;
     uint32_t plain[7], planted[7];
     struct block_seen seen;
-    struct dflash *d = load_below(RANDOM);
+    test_path(path, sizeof(path), RANDOM);
+    struct dflash *d = load_head(path, head_8bit);
     draft_of(d, plain, &seen);
     dflash_destroy(&d);
     test_path(path, sizeof(path), "tests/golden/tiny-glm");
@@ -683,7 +705,7 @@ static void rows_without_a_token_are_never_drafted(void **state)
         parts_read(&f);
         parts_add(&f, "lm_head.weight", 1024, HIDDEN, values);
         parts_write(&f, &c);
-        d = load_copy(&c);
+        d = load_head(c.dir, head_8bit);
         draft_of(d, planted, &seen);
         if (with_token)
             assert_int_equal(planted[0], 500);
@@ -694,6 +716,152 @@ static void rows_without_a_token_are_never_drafted(void **state)
         mem_give(values);
     }
     safetensors_close(&set);
+}
+
+static void rows_without_a_token_are_never_drafted(void **state)
+{
+    (void)state;
+    rows_without_a_token(false);
+    rows_without_a_token(true);
+}
+
+/* Resident bytes of mappings whose line holds `what`. */
+static uint64_t resident(const char *what)
+{
+    char line[1024];
+    uint64_t kib = 0;
+    bool of_it = false;
+    FILE *f = fopen("/proc/self/smaps", "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof(line), f) != NULL) {
+        unsigned long long n, end;
+        if (sscanf(line, "%llx-%llx ", &n, &end) == 2)
+            of_it = strstr(line, what) != NULL;
+        else if (of_it && sscanf(line, "Rss: %llu kB", &n) == 1)
+            kib += n;
+    }
+    fclose(f);
+    return kib * 1024;
+}
+
+struct logits_seen {
+    float top[7 * 16];
+    uint32_t ids[7 * 16];
+};
+
+static void on_top(void *arg, const char *name, uint32_t layer, const float *values, uint32_t rows,
+                   uint32_t width)
+{
+    struct logits_seen *seen = arg;
+    (void)layer;
+    if (strcmp(name, "top_logits") == 0)
+        memcpy(seen->top, values, (size_t)rows * width * sizeof(float));
+    else if (strcmp(name, "top_ids") == 0)
+        memcpy(seen->ids, values, (size_t)rows * width * sizeof(float));
+}
+
+static void top_of(struct dflash *d, struct logits_seen *seen)
+{
+    struct dflash_context c = context_new(d);
+    float *taps = made_up_taps(21, 60);
+    struct dflash_block block = {.context = &c, .anchor = 40};
+    dflash_context_append(d, &c, taps, 60);
+    dflash_probe(d, on_top, seen);
+    dflash_draft(d, &block, 1);
+    dflash_probe(d, NULL, NULL);
+    mem_give(taps);
+    mem_give(c.rows);
+}
+
+static uint16_t *head_values(const char *below)
+{
+    char path[1024];
+    struct safetensors *set = NULL;
+    struct err_detail detail;
+    test_path(path, sizeof(path), below);
+    assert_int_equal(safetensors_open_directory(path, &set, &detail), ERR_OK);
+    const struct safetensors_tensor *head = safetensors_find(set, "lm_head.weight");
+    assert_non_null(head);
+    assert_int_equal(head->bytes, 1024 * HIDDEN * 2);
+    uint16_t *values = mem_take(head->bytes);
+    memcpy(values, head->data, head->bytes);
+    safetensors_close(&set);
+    return values;
+}
+
+/* The file's pages of the head are given back, and what takes their place has half their size. */
+static void a_head_of_8_bits_takes_less_and_says_the_same(void **state)
+{
+    (void)state;
+    struct copy c;
+    struct parts f;
+    struct logits_seen seen[2];
+    uint64_t bytes[2];
+    uint16_t *values = head_values("tests/golden/tiny-glm");
+    copy_open(&c, NULL, NULL, NULL, NULL);
+    parts_read(&f);
+    parts_add(&f, "lm_head.weight", 1024, HIDDEN, values);
+    parts_write(&f, &c);
+    mem_give(values);
+    for (uint32_t narrow = 0; narrow < 2; narrow++) {
+        struct dflash *d = load_head(c.dir, narrow == 1);
+        top_of(d, &seen[narrow]);
+        bytes[narrow] = resident(c.dir);
+        assert_true((strstr(dflash_formats(d), "head fp8") != NULL) == (narrow == 1));
+        dflash_destroy(&d);
+    }
+    uint64_t head = 1024 * HIDDEN * 2, page = (uint64_t)sysconf(_SC_PAGESIZE);
+    print_message("head of %llu bytes: %llu resident bytes of the file, then %llu\n",
+                  (unsigned long long)head, (unsigned long long)bytes[0],
+                  (unsigned long long)bytes[1]);
+    assert_true(bytes[0] >= head && bytes[1] <= bytes[0] - head + 2 * page);
+    /* Three bits of fraction: a logit of 128 products moves by less than this. */
+    for (uint32_t i = 0; i < 7 * 16; i++)
+        assert_true(fabsf(seen[1].top[i] - seen[0].top[i]) < 0.05f * fabsf(seen[0].top[0]));
+    assert_memory_not_equal(seen[0].top, seen[1].top, sizeof(seen[0].top));
+    copy_close(&c);
+}
+
+static void what_a_head_of_8_bits_refuses_or_leaves(void **state)
+{
+    (void)state;
+    struct copy c;
+    struct parts f;
+    struct dflash *d = NULL;
+    struct err_detail detail;
+    struct logits_seen seen[2];
+    uint16_t *values = head_values("tests/golden/tiny-glm");
+    /* What is not finite, by name. */
+    copy_open(&c, NULL, NULL, NULL, NULL);
+    parts_read(&f);
+    values[700 * HIDDEN + 3] = 0x7f80;
+    parts_add(&f, "lm_head.weight", 1024, HIDDEN, values);
+    parts_write(&f, &c);
+    assert_int_not_equal(load_with(c.dir, true, &d, &detail), ERR_OK);
+    assert_non_null(strstr(detail.text, "lm_head"));
+    copy_close(&c);
+    /* What is that narrow already stays as it is. */
+    copy_open(&c, NULL, NULL, NULL, NULL);
+    parts_read(&f);
+    uint8_t *codes = (uint8_t *)values;
+    float *scales = mem_take_array(1024, sizeof(float));
+    for (uint32_t i = 0; i < 1024 * HIDDEN; i++)
+        codes[i] = (uint8_t)(i * 7 % 120);
+    for (uint32_t i = 0; i < 1024; i++)
+        scales[i] = 0.01f;
+    parts_add_as(&f, "lm_head.weight", "F8_E4M3", 1024, HIDDEN, codes, 1024 * HIDDEN);
+    parts_add_as(&f, "lm_head.weight_scale", "F32", 1024, 1, scales, 1024 * sizeof(float));
+    parts_write(&f, &c);
+    for (uint32_t narrow = 0; narrow < 2; narrow++) {
+        d = load_head(c.dir, narrow == 1);
+        top_of(d, &seen[narrow]);
+        assert_null(strstr(dflash_formats(d), "head fp8"));
+        dflash_destroy(&d);
+    }
+    assert_memory_equal(&seen[0], &seen[1], sizeof(seen[0]));
+    copy_close(&c);
+    mem_give(values);
+    mem_give(scales);
 }
 
 /* Layers that see everything equal sliding ones as long as the window holds all; then not. */
@@ -902,6 +1070,8 @@ int main(void)
         cmocka_unit_test(what_is_not_finite_is_refused_by_name),
         cmocka_unit_test(a_neutral_v2_is_a_v1),
         cmocka_unit_test(rows_without_a_token_are_never_drafted),
+        cmocka_unit_test(a_head_of_8_bits_takes_less_and_says_the_same),
+        cmocka_unit_test(what_a_head_of_8_bits_refuses_or_leaves),
         cmocka_unit_test(full_and_causal_layers),
         cmocka_unit_test(a_learned_mask_vector_takes_the_rows),
     };
