@@ -31,7 +31,7 @@ struct wk_taps {
     char path[TAP_RING_PATH_BYTES];
     struct tap_ring ring;
     uint64_t bytes;
-    int fd;        /* holds the lock that says: alive */
+    int fd;         /* holds the lock that says: alive */
     float *record;  /* [1 or, with a reducer, REDUCE_ROWS][layer_count, hidden] */
     float *vectors; /* with a reducer: [REDUCE_ROWS, hidden] */
 };

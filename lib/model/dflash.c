@@ -146,8 +146,8 @@ void dflash_reduce(struct dflash *d, const float *taps, uint32_t count, float *r
     dflash_norm(d, d->weights.hidden_norm, ret_vectors, ret_vectors, count, 1, d->config.hidden);
 }
 
-void dflash_context_append_reduced(struct dflash *d, struct dflash_context *c,
-                                   const float *vectors, uint32_t count)
+void dflash_context_append_reduced(struct dflash *d, struct dflash_context *c, const float *vectors,
+                                   uint32_t count)
 {
     CHECK_OBJ(d, DFLASH_MAGIC);
     CHECK(c->rows != NULL && c->first <= c->length && !d->options.context_only);
@@ -259,9 +259,8 @@ enum err dflash_load(const struct dflash_options *options, struct dflash **ret_d
                      struct err_detail *detail)
 {
     CHECK(options->directory != NULL);
-    CHECK(options->context_only ||
-          (options->target != NULL && options->seqs_max > 0 && options->seqs_max <= 4096 &&
-           options->context_max > 0));
+    CHECK(options->context_only || (options->target != NULL && options->seqs_max > 0 &&
+                                    options->seqs_max <= 4096 && options->context_max > 0));
     struct dflash *d = mem_take(sizeof *d);
     d->magic = DFLASH_MAGIC;
     d->options = *options;

@@ -65,8 +65,8 @@ void dflash_context_append(struct dflash *d, struct dflash_context *c, const flo
 /* The first half of an append, which may happen elsewhere: taps to context vectors [count, hidden]
  * (fc and its norm), and what is appended of these. */
 void dflash_reduce(struct dflash *d, const float *taps, uint32_t count, float *ret_vectors);
-void dflash_context_append_reduced(struct dflash *d, struct dflash_context *c,
-                                   const float *vectors, uint32_t count);
+void dflash_context_append_reduced(struct dflash *d, struct dflash_context *c, const float *vectors,
+                                   uint32_t count);
 /* Of all that context vectors depend on beside the taps: where it is equal they are. */
 struct hash128 dflash_context_fp(const struct dflash *d);
 

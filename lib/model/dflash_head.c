@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A head of 8 bits, made at load: FP8 codes with one scale a row, which kernels read as they lie. */
+/* A head of 8 bits, made at load: FP8 codes with a scale a row, which kernels read as they lie. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -25,8 +25,7 @@ static void head_rows(const void *arg, uint32_t begin, uint32_t end)
     struct quant_matrix m = {.w = row, .in = in, .out = 1, .in_stride = 1, .out_stride = in};
     for (uint32_t r = begin; r < end; r++) {
         op_widen(&w->head->weight, (uint64_t)r * in, in, row);
-        enum err e =
-            quant_fp8(&m, QUANT_FP8_CHANNEL, w->codes + (uint64_t)r * in, &w->scales[r]);
+        enum err e = quant_fp8(&m, QUANT_FP8_CHANNEL, w->codes + (uint64_t)r * in, &w->scales[r]);
         CHECK(e == ERR_OK); /* the loader saw that all values are finite */
     }
     mem_give(row);
@@ -61,8 +60,7 @@ void dflash_head_quantise(struct dflash *d)
                           .codes = dflash_take(d, h->out, h->in),
                           .scales = dflash_take(d, h->out, sizeof(float))};
     op_for(&d->ctx, h->out, (uint64_t)h->in * 16, head_rows, &w);
-    values_release(d, h->weight.data,
-                   (uint64_t)h->out * h->in * op_dtype_bytes(h->weight.dtype));
+    values_release(d, h->weight.data, (uint64_t)h->out * h->in * op_dtype_bytes(h->weight.dtype));
     h->stored = (struct op_quantised){.format = OP_FORMAT_FP8,
                                       .out = h->out,
                                       .in = h->in,

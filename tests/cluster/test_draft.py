@@ -267,6 +267,38 @@ def test_slots_and_prefixes_are_no_trap():
         assert 0 < accepted <= drafted
 
 
+def test_drafts_veto_no_prefix_hit():
+    """As much is found in the cache with drafts as without, also after a stop inside a run."""
+    seen = {}
+    for spec in ("off", "fixed:7"):
+        with Cluster(kvmgr__block_tokens=16, worker__spec=spec, **STEADY) as c:
+            attached(c)
+            accepted, found = 0, []
+            for prompt in prompts()[:6]:
+                first = complete(c, prompt)
+                for turn in (prompt, prompt + first.ids + prompt[:20]):    # again; the next turn
+                    got = complete(c, turn)
+                    found.append((got.usage["tandem"]["cached_tokens"], got.ids))
+                accepted += first.usage["tandem"]["accepted"]
+            assert (accepted > 0) == (spec != "off")
+            seen[spec] = found
+    assert seen["off"] == seen["fixed:7"], seen
+    print([cached for cached, _ in seen["off"]])
+    assert all(cached > 0 for cached, _ in seen["off"])
+
+
+def test_the_drafter_knows_no_ranks():
+    """Of two ranks that share the cache rows by position: as many drafts right as of one."""
+    ids, seen = prompts()[:8], {}
+    for ranks in (1, 2):
+        with Cluster(worker__ranks=ranks, worker__dcp=ranks, **STEADY) as c:
+            attached(c)
+            got = [complete(c, p) for p in ids]
+            seen[ranks] = [r.ids for r in got], tally(got)
+    print({ranks: figures for ranks, (_, figures) in seen.items()})
+    assert seen[1] == seen[2] and seen[1][1][0] > 0
+
+
 def test_off_leaves_nothing_behind():
     with Cluster(drafter__model="") as c:
         got = complete(c, prompts()[0])

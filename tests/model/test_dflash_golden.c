@@ -237,14 +237,16 @@ static void test_trained_drafter(void **state)
 static void test_mxfp8_drafter(void **state)
 {
     (void)state;
-    run_file("tests/golden/dflash2/mxfp8", "tests/golden/dflash2/mxfp8.safetensors", true, false, 2);
+    run_file("tests/golden/dflash2/mxfp8", "tests/golden/dflash2/mxfp8.safetensors", true, false,
+             2);
 }
 
 static void test_fast_sums(void **state)
 {
     (void)state;
     /* Also with weights that stay as they are stored. */
-    run_file("tests/golden/dflash2/mxfp8", "tests/golden/dflash2/mxfp8.safetensors", false, false, 2);
+    run_file("tests/golden/dflash2/mxfp8", "tests/golden/dflash2/mxfp8.safetensors", false, false,
+             2);
     run_file("tests/golden/dflash2/random", "tests/golden/dflash2/random/golden.safetensors", false,
              false, 4);
 }
@@ -340,19 +342,16 @@ static void test_head_of_8_bits(void **state)
 {
     (void)state;
     head_of_8_bits("deploy/demo-drafter", "tests/golden/dflash2/trained.safetensors", 0.95, true);
-    head_of_8_bits("tests/golden/dflash2/random",
-                   "tests/golden/dflash2/random/golden.safetensors", 0.95, false);
+    head_of_8_bits("tests/golden/dflash2/random", "tests/golden/dflash2/random/golden.safetensors",
+                   0.95, false);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_drafter),
-        cmocka_unit_test(test_trained_drafter),
-        cmocka_unit_test(test_mxfp8_drafter),
-        cmocka_unit_test(test_fast_sums),
-        cmocka_unit_test(test_head_of_8_bits),
-        cmocka_unit_test(test_reduced_elsewhere),
+        cmocka_unit_test(test_random_drafter), cmocka_unit_test(test_trained_drafter),
+        cmocka_unit_test(test_mxfp8_drafter),  cmocka_unit_test(test_fast_sums),
+        cmocka_unit_test(test_head_of_8_bits), cmocka_unit_test(test_reduced_elsewhere),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

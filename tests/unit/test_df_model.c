@@ -338,12 +338,16 @@ static void rings_are_checked(void **state)
     rig_open(&r, 64);
     struct tap_ring_geometry g = {.type = TAP_F32, .tap_count = 2, .hidden = 128, .slots = 8};
     ring_file(&other, &g, 9);
-    assert_int_equal(df_model_ring(r.model, 1, other.path, 9, &taps_go_whole, &detail), ERR_INVALID);
+    assert_int_equal(df_model_ring(r.model, 1, other.path, 9, &taps_go_whole, &detail),
+                     ERR_INVALID);
     assert_int_equal(df_model_ring(r.model, 1, r.path, 8, &taps_go_whole, &detail), ERR_EPOCH);
-    assert_int_equal(df_model_ring(r.model, 1, "/nonexistent/ring", 8, &taps_go_whole, &detail), ERR_IO);
-    assert_int_equal(df_model_ring(r.model, 1, "/dev/null", 8, &taps_go_whole, &detail), ERR_CORRUPT);
+    assert_int_equal(df_model_ring(r.model, 1, "/nonexistent/ring", 8, &taps_go_whole, &detail),
+                     ERR_IO);
+    assert_int_equal(df_model_ring(r.model, 1, "/dev/null", 8, &taps_go_whole, &detail),
+                     ERR_CORRUPT);
     assert_int_equal(truncate(other.path, 100), 0);
-    assert_int_equal(df_model_ring(r.model, 1, other.path, 9, &taps_go_whole, &detail), ERR_CORRUPT);
+    assert_int_equal(df_model_ring(r.model, 1, other.path, 9, &taps_go_whole, &detail),
+                     ERR_CORRUPT);
     assert_int_equal(df_model_rings(r.model), 1);
     df_model_drain(r.model, 1); /* without a ring: nothing to do */
     ring_file_close(&other);

@@ -231,6 +231,22 @@ static void check_rows(const struct view *v, const struct model_cursor *c, struc
     mem_give(vector);
 }
 
+/* What the model's own probe says of the layers: compared with the vectors elsewhere. */
+struct means {
+    uint32_t hidden, rows;
+    float *layers; /* [8][rows, hidden] */
+};
+
+static void on_layer(void *arg, uint32_t layer, const float *mean, const int32_t *experts,
+                     const uint8_t *attended, size_t attended_stride)
+{
+    struct means *m = arg;
+    uint64_t floats = (uint64_t)m->rows * m->hidden;
+    (void)experts, (void)attended, (void)attended_stride;
+    assert_true(layer < 8);
+    memcpy(m->layers + layer * floats, mean, floats * sizeof(float));
+}
+
 /* Rows of a batch by request and position, layers in the order that was asked for. */
 static void rows_of_a_batch(struct dflash *reducer)
 {
@@ -261,8 +277,17 @@ static void rows_of_a_batch(struct dflash *reducer)
                             .blocks = cache_take(&cache, 6),
                             .block_count = 6};
     struct model_batch batch = {.seq_count = 1, .row_count = ROWS, .seqs = &seq, .ids = ids};
+    struct means means = {.hidden = hidden, .rows = ROWS};
+    means.layers = mem_take_array(UINT64_C(8) * ROWS * hidden, sizeof(float));
+    struct model_probe probe = {.layer = on_layer, .arg = &means};
+    model_cursor_probe(c, &probe);
     model_begin(c, &cache.kv, &batch);
     model_finish(c);
+    for (uint32_t i = 0; i < 3; i++) /* after the layer, mean over the streams */
+        assert_memory_equal(model_cursor_watched(c, i),
+                            means.layers + (uint64_t)o.layers[i] * ROWS * hidden,
+                            ROWS * hidden * sizeof(float));
+    mem_give(means.layers);
     struct msg_id id = {{7, 7, 7}};
     wk_taps_write(taps, c, &id, 99, FIRST, COUNT, 1000);
     assert_int_equal(wk_taps_end(taps), COUNT);
