@@ -234,6 +234,7 @@ static void on_hello(struct df_core *core, const struct df_event *event, struct 
     reply->tap_layers = o->tap_layers;
     reply->tap_hidden = o->network_hidden;
     reply->tap_type = o->tap_type;
+    reply->tap_context_fp = o->network_context;
 }
 
 /* Says which sequence of which peer the message is about. */

@@ -70,6 +70,7 @@ struct df_core_options {
     uint32_t network_drafts;
     uint32_t network_hidden, network_vocab;
     struct hash128 network_tokenizer; /* of the tokens that it was made for */
+    struct hash128 network_context;   /* dflash_context_fp */
     uint32_t tap_layer_count, tap_layers[MSG_TAPS_MAX], tap_type;
     uint32_t ngram_first; /* a match of so many tokens goes before the network; 0 = never */
 };

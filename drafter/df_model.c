@@ -33,6 +33,7 @@ struct df_ring {
     void *memory; /* NULL = none */
     uint64_t bytes;
     struct tap_ring ring;
+    bool reduced;  /* holds context vectors instead of taps */
     uint64_t next; /* record to read */
 };
 
@@ -41,13 +42,13 @@ struct df_model {
     struct df_model_options options;
     struct dflash *drafter;
     uint32_t reach;
-    uint64_t row_floats; /* of one token's taps */
     uint8_t *memory;
     uint64_t memory_bytes, context_bytes;
     struct df_sequence_context *sequences;
     struct df_ring *rings;
-    float *stage; /* [STAGE_ROWS, row_floats], of sequence stage_of */
-    uint32_t stage_of, stage_count;
+    float *stage; /* [STAGE_ROWS, stage_floats], of sequence stage_of */
+    uint32_t stage_of, stage_count, stage_floats; /* floats of a row of the ring being read */
+    bool stage_reduced;
     struct dflash_block blocks[BATCH_MAX];
     struct df_model_counters counters;
 };
@@ -83,12 +84,12 @@ static enum err create(struct df_model *m, struct err_detail *detail)
                                      .seqs_max = BATCH_MAX,
                                      .context_max = o->context_max,
                                      .threads = o->threads,
-                                     .exact = o->exact};
+                                     .exact = o->exact,
+                                     .head_8bit = o->head_8bit};
     TRY(dflash_load(&options, &m->drafter, detail));
     TRY(budget_check(m, detail));
     const struct dflash_config *c = dflash_config(m->drafter);
     m->reach = dflash_reach(m->drafter);
-    m->row_floats = (uint64_t)c->tap_count * c->hidden;
     m->context_bytes =
         (dflash_context_bytes(m->drafter) + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
     m->memory_bytes = o->sequences_max * m->context_bytes;
@@ -103,7 +104,7 @@ static enum err create(struct df_model *m, struct err_detail *detail)
     for (uint32_t i = 0; i < o->sequences_max; i++)
         m->sequences[i].context.rows = (float *)(void *)(m->memory + i * m->context_bytes);
     m->rings = mem_take_array(o->rings_max, sizeof *m->rings);
-    m->stage = mem_take_array(STAGE_ROWS * m->row_floats, sizeof(float));
+    m->stage = mem_take_array((uint64_t)STAGE_ROWS * c->tap_count * c->hidden, sizeof(float));
     m->stage_of = NONE;
     return ERR_OK;
 }
@@ -162,6 +163,12 @@ struct hash128 df_model_tokenizer(const struct df_model *m)
     return dflash_tokenizer(m->drafter);
 }
 
+struct hash128 df_model_context_fp(const struct df_model *m)
+{
+    CHECK_OBJ(m, DF_MODEL_MAGIC);
+    return dflash_context_fp(m->drafter);
+}
+
 const char *df_model_formats(const struct df_model *m)
 {
     CHECK_OBJ(m, DF_MODEL_MAGIC);
@@ -197,23 +204,40 @@ static enum err ring_map(struct df_ring *r, const char *path, struct err_detail 
     return e == ERR_OK ? tap_ring_open(&r->ring, r->memory, r->bytes, detail) : e;
 }
 
-enum err df_model_ring(struct df_model *m, uint32_t ring, const char *path, uint64_t incarnation,
-                       struct err_detail *detail)
+/* Does the ring hold what the network reads? */
+static enum err ring_check(const struct df_model *m, const struct df_ring *r, const char *path,
+                           const struct hash128 *context_fp, struct err_detail *detail)
 {
+    const struct dflash_config *c = dflash_config(m->drafter);
+    const struct tap_ring_geometry *g = &r->ring.geometry;
+    struct hash128 own = dflash_context_fp(m->drafter);
+    uint32_t rows = r->reduced ? 1 : c->tap_count;
+    if (r->reduced && memcmp(context_fp, &own, sizeof own) != 0)
+        return err_set(detail, ERR_INVALID, "%s: tap_context_fp: made by another drafter's fc",
+                       path);
+    if (g->tap_count != rows || g->hidden != c->hidden)
+        return err_set(detail, ERR_INVALID, "%s: %u %s of %u, expected %u of %u", path,
+                       g->tap_count, r->reduced ? "context vectors" : "taps", g->hidden, rows,
+                       c->hidden);
+    return ERR_OK;
+}
+
+enum err df_model_ring(struct df_model *m, uint32_t ring, const char *path, uint64_t incarnation,
+                       const struct hash128 *context_fp, struct err_detail *detail)
+{
+    static const struct hash128 none;
     CHECK_OBJ(m, DF_MODEL_MAGIC);
     CHECK(ring < m->options.rings_max);
     struct df_ring *r = &m->rings[ring];
-    const struct dflash_config *c = dflash_config(m->drafter);
     if (r->memory != NULL && r->ring.incarnation == incarnation)
         return ERR_OK;
     ring_close(r);
     enum err e = ring_map(r, path, detail);
-    const struct tap_ring_geometry *g = &r->ring.geometry;
+    r->reduced = memcmp(context_fp, &none, sizeof none) != 0;
     if (e == ERR_OK && r->ring.incarnation != incarnation)
         e = err_set(detail, ERR_EPOCH, "%s: another ring than announced", path);
-    if (e == ERR_OK && (g->tap_count != c->tap_count || g->hidden != c->hidden))
-        e = err_set(detail, ERR_INVALID, "%s: %u taps of %u, expected %u of %u", path, g->tap_count,
-                    g->hidden, c->tap_count, c->hidden);
+    if (e == ERR_OK)
+        e = ring_check(m, r, path, context_fp, detail);
     if (e != ERR_OK)
         ring_close(r);
     else
@@ -283,7 +307,11 @@ static void stage_flush(struct df_model *m)
         return;
     uint64_t begun = clock_mono_us();
     CHECK(m->stage_of < m->options.sequences_max);
-    dflash_context_append(m->drafter, &m->sequences[m->stage_of].context, m->stage, m->stage_count);
+    struct dflash_context *c = &m->sequences[m->stage_of].context;
+    if (m->stage_reduced)
+        dflash_context_append_reduced(m->drafter, c, m->stage, m->stage_count);
+    else
+        dflash_context_append(m->drafter, c, m->stage, m->stage_count);
     m->counters.records += m->stage_count;
     m->counters.append_us += clock_mono_us() - begun;
     m->stage_count = 0;
@@ -334,13 +362,22 @@ static bool record_take(struct df_model *m, const struct df_ring *ring, uint64_t
     if (m->stage_of != sequence || m->stage_count == STAGE_ROWS)
         stage_flush(m);
     m->stage_of = sequence;
-    if (!tap_ring_read(&ring->ring, r, &record, m->stage + m->stage_count * m->row_floats) ||
+    if (!tap_ring_read(&ring->ring, r, &record,
+                       m->stage + (uint64_t)m->stage_count * m->stage_floats) ||
         record.position != position) {
         m->counters.lost++;
         return false;
     }
     m->stage_count++;
     return true;
+}
+
+/* What is staged until the next flush is of this ring. */
+static void stage_for(struct df_model *m, const struct df_ring *r)
+{
+    CHECK(m->stage_count == 0);
+    m->stage_reduced = r->reduced;
+    m->stage_floats = r->ring.geometry.tap_count * r->ring.geometry.hidden;
 }
 
 static uint64_t oldest(const struct df_ring *r, uint64_t head)
@@ -356,6 +393,7 @@ void df_model_drain(struct df_model *m, uint32_t ring)
     struct df_ring *r = &m->rings[ring];
     if (r->memory == NULL)
         return;
+    stage_for(m, r);
     uint64_t head = tap_ring_head(&r->ring);
     if (r->next > head) /* never true of an honest ring */
         r->next = head;
@@ -393,6 +431,7 @@ void df_model_refill(struct df_model *m, uint32_t sequence)
     const struct df_ring *r = &m->rings[s->ring];
     struct tap_record record;
     uint64_t from = r->next;
+    stage_for(m, r);
     /* Back to its first row, or to one that no draft can see; mostly the newest records. */
     for (uint64_t at = r->next; at > oldest(r, r->next); at--) {
         if (!record_is(r, at - 1, &s->id, &record))

@@ -27,6 +27,7 @@ struct df_model_options {
     uint32_t context_min; /* rows without a hole before the first draft */
     uint32_t threads;
     bool exact;
+    bool head_8bit;
 };
 
 struct df_model_counters {
@@ -44,13 +45,15 @@ MUST_USE enum err df_model_create(const struct df_model_options *options,
 void df_model_destroy(struct df_model **model_p);
 const struct dflash_config *df_model_config(const struct df_model *m);
 struct hash128 df_model_tokenizer(const struct df_model *m); /* of the target it drafts for */
+struct hash128 df_model_context_fp(const struct df_model *m);
 const char *df_model_formats(const struct df_model *m);
 const struct df_model_counters *df_model_counters(const struct df_model *m);
 
-/* The ring that a worker announced; the same incarnation again does nothing.  An error leaves the
- * worker without a ring. */
+/* The ring that a worker announced, with the fingerprint of what made its vectors (zero: it holds
+ * taps); the same incarnation again does nothing.  An error leaves the worker without a ring. */
 MUST_USE enum err df_model_ring(struct df_model *m, uint32_t ring, const char *path,
-                                uint64_t incarnation, struct err_detail *detail);
+                                uint64_t incarnation, const struct hash128 *context_fp,
+                                struct err_detail *detail);
 
 uint32_t df_model_rings(const struct df_model *m); /* in use */
 

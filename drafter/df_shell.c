@@ -124,7 +124,8 @@ static void ring_take(struct df_shell *s, const struct msg_draft_hello *h)
     uint32_t peer = s->actions.peer;
     if (h->tap_ring == NULL || h->tap_ring[0] == '\0')
         return;
-    enum err e = df_model_ring(s->model, peer, h->tap_ring, h->tap_ring_incarnation, &detail);
+    enum err e = df_model_ring(s->model, peer, h->tap_ring, h->tap_ring_incarnation,
+                               &h->tap_context_fp, &detail);
     if (e != ERR_OK && !s->ring_refused[peer])
         log_error(DRAFTER, "no tap ring", "reason=\"%s\"", detail.text);
     s->ring_refused[peer] = e != ERR_OK;
@@ -402,6 +403,7 @@ static enum err model_open(struct df_shell *s, const struct df_params *p,
         .context_min = p->context_min,
         .threads = p->threads,
         .exact = strcmp(p->numerics, "exact") == 0,
+        .head_8bit = strcmp(p->draft_head, "own_8bit") == 0,
     };
     if (p->model[0] == '\0')
         return ERR_OK;
@@ -412,6 +414,7 @@ static enum err model_open(struct df_shell *s, const struct df_params *p,
     core->network_hidden = c->hidden;
     core->network_vocab = c->vocab_size;
     core->network_tokenizer = df_model_tokenizer(s->model);
+    core->network_context = df_model_context_fp(s->model);
     core->tap_layer_count = c->tap_count;
     memcpy(core->tap_layers, c->taps, c->tap_count * sizeof *c->taps);
     core->tap_type = strcmp(p->tap_type, "f32") == 0 ? TAP_F32 : TAP_BF16;

@@ -29,6 +29,9 @@ static enum err params_check(const void *params, struct err_detail *ret_faults)
     if (strcmp(p->tap_type, "bf16") != 0 && strcmp(p->tap_type, "f32") != 0)
         at += (size_t)snprintf(text + at, sizeof(text) - at, "tap_type: %s: bf16 or f32\n",
                                p->tap_type);
+    if (strcmp(p->draft_head, "own_bf16") != 0 && strcmp(p->draft_head, "own_8bit") != 0)
+        at += (size_t)snprintf(text + at, sizeof(text) - at,
+                               "draft_head: %s: own_bf16 or own_8bit\n", p->draft_head);
     if (p->match_min > p->match_max)
         at += (size_t)snprintf(text + at, sizeof(text) - at,
                                "match_min: %u is more than match_max %u\n", p->match_min,

@@ -376,6 +376,8 @@ struct msg_draft_hello {
     const char *tap_ring;                /* path of the ring; "" = none yet */
     uint64_t tap_ring_incarnation;
     struct hash128 tokenizer_fp; /* lib/model/vocabulary.h */
+    /* the ring holds context vectors that these weights made of the taps; zero: the taps */
+    struct hash128 tap_context_fp;
 };
 struct msg_draft_hello_reply {
     uint64_t incarnation;
@@ -385,6 +387,7 @@ struct msg_draft_hello_reply {
     uint32_t tap_layer_count; /* 0..MSG_TAPS_MAX */
     const uint32_t *tap_layers;
     uint32_t tap_hidden, tap_type; /* enum tap_type */
+    struct hash128 tap_context_fp; /* of the weights that make context vectors; zero: none */
 };
 /* tap_end: taps of all rows computed so far are in the ring's records before this number.
  * header id = request id; ids = payload: all tokens so far */

@@ -11,7 +11,7 @@ static const struct wire_field hello_rows[] = {
     WIRE_ROW_HASH(model_fp),     WIRE_ROW_U32(hidden),
     WIRE_ROW_U32(layers),        WIRE_ROW_U32(vocab_size),
     WIRE_ROW_TEXT(tap_ring),     WIRE_ROW_U64(tap_ring_incarnation),
-    WIRE_ROW_HASH(tokenizer_fp),
+    WIRE_ROW_HASH(tokenizer_fp), WIRE_ROW_HASH(tap_context_fp),
 };
 #undef M
 #undef P
@@ -24,6 +24,7 @@ static const struct wire_field hello_reply_rows[] = {
     WIRE_ROW_U64(incarnation),      WIRE_ROW_TEXT(source),
     WIRE_ROW_U32(draft_tokens_max), WIRE_ROW_IDS(tap_layers, tap_layer_count),
     WIRE_ROW_U32(tap_hidden),       WIRE_ROW_U32(tap_type),
+    WIRE_ROW_HASH(tap_context_fp),
 };
 #undef M
 #undef P

@@ -9,6 +9,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/mem.h"
 #include "lib/base/ring.h"
+#include "lib/model/dflash.h"
 #include "lib/model/sampler.h"
 #include "lib/net/loop.h"
 #include "worker/wk_exec_state.h"
@@ -90,6 +91,25 @@ static enum err canary_run(struct wk_exec *x)
     return wk_exec_group_begin(x);
 }
 
+/* The drafter's fc, if it can be one for this model. */
+static enum err tap_fc_load(struct wk_exec *x)
+{
+    const struct wk_exec_options *o = &x->options;
+    const struct model_info *info = x->loaded.info;
+    struct dflash_options options = {.directory = o->tap_fc,
+                                     .context_only = true,
+                                     .exact = o->numerics == MODEL_EXACT,
+                                     .ctx = model_ctx(x->model)};
+    if (o->tap_fc == NULL || o->tap_fc[0] == '\0' || x->follows)
+        return ERR_OK; /* rank 0 alone speaks with a drafter */
+    TRY(dflash_load(&options, &x->loaded.tap_fc, &x->failure));
+    const struct dflash_config *c = dflash_config(x->loaded.tap_fc);
+    if (c->hidden != info->hidden)
+        return err_set(&x->failure, ERR_INVALID, "tap_fc: %s: hidden_size %u, the model has %u",
+                       o->tap_fc, c->hidden, info->hidden);
+    return dflash_check_taps(c, info->layer_count, &x->failure);
+}
+
 static enum err load(struct wk_exec *x)
 {
     const struct wk_exec_options *o = &x->options;
@@ -125,6 +145,7 @@ static enum err load(struct wk_exec *x)
                               .recycle = o->mtp_recycle};
     if (o->mtp)
         TRY(mtp_create(x->model, &mtp, &x->mtp, &x->failure));
+    TRY(tap_fc_load(x));
     TRY(canary_run(x));
     l->load_us = clock_mono_us() - begun;
     return ERR_OK;
@@ -231,6 +252,7 @@ void wk_exec_destroy(struct wk_exec **exec_p)
     CHECK(pthread_join(x->thread, NULL) == 0);
     wk_taps_destroy(&x->taps);
     wk_taps_destroy(&x->taps_next);
+    dflash_destroy(&x->loaded.tap_fc);
     model_cursor_destroy(&x->prefill_cursor);
     model_cursor_destroy(&x->decode_cursor);
     sampler_destroy(&x->sampler);

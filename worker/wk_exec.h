@@ -19,6 +19,7 @@
 #define WK_CANARY_OUTPUT 8u
 
 struct loop_waker;
+struct dflash;
 struct wk_taps;
 struct wk_exec;
 struct wk_ranks;
@@ -34,6 +35,7 @@ struct wk_exec_options {
     bool mtp;             /* load the MTP layer; with ranks never */
     enum mtp_recycle mtp_recycle;
     uint64_t mtp_tokens;
+    const char *tap_fc; /* drafter weights whose fc is applied to taps; NULL or "" = none */
     uint32_t group;         /* no rank of another one joins */
     struct wk_ranks *ranks; /* NULL = this worker holds the whole model; borrowed */
     const char *dump_path;  /* with ranks: the last plans go there when the group is lost */
@@ -43,6 +45,7 @@ struct wk_exec_options {
 /* What loading found out; borrowed from the executor, valid from WK_NEWS_LOADED on. */
 struct wk_loaded {
     const struct model_info *info;
+    struct dflash *tap_fc; /* NULL = taps go whole; the loop thread may only ask what it is */
     uint32_t context_max;
     uint32_t canary_ids[WK_CANARY_PROMPT];
     /* by the types of the latent and of the index rows */

@@ -36,6 +36,7 @@ struct wk_exec_options wk_params_exec(const struct wk_params *p)
         .group = p->group,
         .mtp = wk_params_mtp(p),
         .mtp_tokens = p->mtp_tokens,
+        .tap_fc = p->tap_fc,
         .mtp_recycle = strcmp(p->mtp_recycle, "pre_norm") == 0 ? MTP_PRE_NORM : MTP_POST_NORM,
     };
 }

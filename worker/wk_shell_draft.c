@@ -8,6 +8,7 @@
 #include "lib/base/log.h"
 #include "lib/base/rng.h"
 #include "lib/base/str.h"
+#include "lib/model/dflash.h"
 #include "worker/wk_shell_state.h"
 
 void wk_shell_draft_beat(struct wk_shell *s)
@@ -28,6 +29,8 @@ void wk_shell_draft_beat(struct wk_shell *s)
         .tokenizer_fp = info->tokenizer_fp,
         .tap_ring_incarnation = s->taps.options.incarnation,
     };
+    if (s->taps.options.reducer != NULL)
+        m.u.draft_hello.tap_context_fp = dflash_context_fp(s->taps.options.reducer);
     wk_shell_beat(s, WK_DRAFTER, &m);
 }
 
@@ -46,6 +49,20 @@ static enum err taps_check(const struct wk_shell *s, const struct msg_draft_hell
             return err_set(detail, ERR_INVALID, "tap_layers: %u, the model has %u layers",
                            h->tap_layers[i], info->layer_count);
     return ERR_OK;
+}
+
+/* The worker's own copy of the drafter's fc, where it is this drafter's. */
+static struct dflash *reducer_for(const struct wk_shell *s, const struct msg_draft_hello_reply *h)
+{
+    struct dflash *own = wk_exec_loaded(s->exec)->tap_fc;
+    if (own == NULL)
+        return NULL;
+    const struct dflash_config *c = dflash_config(own);
+    struct hash128 fp = dflash_context_fp(own);
+    bool same = memcmp(&fp, &h->tap_context_fp, sizeof fp) == 0 && h->tap_hidden == c->hidden &&
+                h->tap_layer_count == c->tap_count &&
+                memcmp(h->tap_layers, c->taps, c->tap_count * sizeof *c->taps) == 0;
+    return same ? own : NULL;
 }
 
 static bool taps_same(const struct wk_taps_options *o, const struct msg_draft_hello_reply *h)
@@ -70,12 +87,18 @@ static void taps_settle(struct wk_shell *s, const struct msg_draft_hello_reply *
     struct wk_tap_state *t = &s->taps;
     struct err_detail detail = {.text = ""};
     struct wk_taps *taps = NULL;
-    if (h->tap_layer_count == 0 || t->refused || taps_same(&t->options, h))
+    struct dflash *reducer = reducer_for(s, h);
+    if (h->tap_layer_count == 0 || t->refused ||
+        (taps_same(&t->options, h) && t->options.reducer == reducer))
         return;
+    if (reducer == NULL && wk_exec_loaded(s->exec)->tap_fc != NULL)
+        log_warn(WORKER, "taps go whole: the drafter's fc is not that of tap_fc", "tap_fc=%s",
+                 s->params->tap_fc);
     struct wk_taps_options o = {
         .type = h->tap_type,
         .hidden = h->tap_hidden,
         .layer_count = h->tap_layer_count,
+        .reducer = reducer,
         .bytes_max = s->params->tap_bytes,
     };
     rng_system(&o.incarnation, sizeof o.incarnation);
@@ -96,8 +119,9 @@ static void taps_settle(struct wk_shell *s, const struct msg_draft_hello_reply *
     }
     t->options = o;
     wk_taps_path(o.incarnation, t->path);
-    log_info(WORKER, "tap ring made", "path=%s layers=%u hidden=%u type=%s", t->path, o.layer_count,
-             o.hidden, o.type == TAP_BF16 ? "bf16" : "f32");
+    log_info(WORKER, "tap ring made", "path=%s layers=%u hidden=%u type=%s layout=%s", t->path,
+             o.layer_count, o.hidden, o.type == TAP_BF16 ? "bf16" : "f32",
+             reducer != NULL ? "reduced" : "raw");
     wk_shell_draft_beat(s);
 }
 

@@ -14,11 +14,13 @@
 
 #include "lib/base/check.h"
 #include "lib/base/mem.h"
+#include "lib/model/dflash.h"
 #include "lib/model/model.h"
 
 #define WK_TAPS_MAGIC 0x574b5450u
 #define RING_FOLDER   "/dev/shm"
 #define RING_PREFIX   "tandem-taps."
+#define REDUCE_ROWS   64u
 
 STATIC_CHECK(TAP_RING_TAPS_MAX == MODEL_WATCH_MAX);
 STATIC_CHECK(TAP_RING_TAPS_MAX == MSG_TAPS_MAX);
@@ -29,8 +31,9 @@ struct wk_taps {
     char path[TAP_RING_PATH_BYTES];
     struct tap_ring ring;
     uint64_t bytes;
-    int fd;        /* holds the lock that says: alive */
-    float *record; /* [layer_count, hidden] */
+    int fd;         /* holds the lock that says: alive */
+    float *record;  /* [1 or, with a reducer, REDUCE_ROWS][layer_count, hidden] */
+    float *vectors; /* with a reducer: [REDUCE_ROWS, hidden] */
 };
 
 void wk_taps_path(uint64_t incarnation, char ret_path[TAP_RING_PATH_BYTES])
@@ -103,10 +106,12 @@ static enum err file_create(struct wk_taps *t, void **ret_memory, struct err_det
 enum err wk_taps_create(const struct wk_taps_options *o, struct wk_taps **ret_taps,
                         struct err_detail *detail)
 {
-    struct tap_ring_geometry g = {
-        .type = o->type, .tap_count = o->layer_count, .hidden = o->hidden, .slots = 1};
+    struct tap_ring_geometry g = {.type = o->type,
+                                  .tap_count = o->reducer != NULL ? 1 : o->layer_count,
+                                  .hidden = o->hidden,
+                                  .slots = 1};
     uint64_t one = tap_ring_bytes(&g);
-    if (one == 0)
+    if (one == 0 || o->layer_count == 0 || o->layer_count > TAP_RING_TAPS_MAX)
         return err_set(detail, ERR_INVALID, "tap ring: type %u, %u layers of %u", o->type,
                        o->layer_count, o->hidden);
     uint64_t slots = o->bytes_max / (one - TAP_RING_HEADER_BYTES);
@@ -125,7 +130,10 @@ enum err wk_taps_create(const struct wk_taps_options *o, struct wk_taps **ret_ta
         return e;
     }
     tap_ring_format(&t->ring, memory, &g, o->incarnation);
-    t->record = mem_take_array((uint64_t)o->layer_count * o->hidden, sizeof(float));
+    uint64_t row = (uint64_t)o->layer_count * o->hidden;
+    t->record = mem_take_array(o->reducer != NULL ? REDUCE_ROWS * row : row, sizeof(float));
+    if (o->reducer != NULL)
+        t->vectors = mem_take_array((uint64_t)REDUCE_ROWS * o->hidden, sizeof(float));
     *ret_taps = t;
     return ERR_OK;
 }
@@ -140,6 +148,7 @@ void wk_taps_destroy(struct wk_taps **taps_p)
     unlink(t->path);
     close(t->fd);
     mem_give(t->record);
+    mem_give(t->vectors);
     t->magic = 0;
     mem_give(t);
     *taps_p = NULL;
@@ -151,17 +160,34 @@ void wk_taps_watch(const struct wk_taps *t, struct model_cursor *c)
                        t != NULL ? t->options.layer_count : 0);
 }
 
+/* One row's taps, layer after layer. */
+static void row_taps(const struct wk_taps *t, const struct model_cursor *c, uint32_t row,
+                     float *ret_taps)
+{
+    const uint64_t hidden = t->options.hidden;
+    for (uint32_t i = 0; i < t->options.layer_count; i++)
+        memcpy(ret_taps + i * hidden, model_cursor_watched(c, i) + row * hidden,
+               hidden * sizeof(float));
+}
+
 void wk_taps_write(struct wk_taps *t, const struct model_cursor *c, const struct msg_id *id,
                    uint64_t step, uint32_t first, uint32_t count, uint32_t position)
 {
     CHECK_OBJ(t, WK_TAPS_MAGIC);
-    const uint64_t hidden = t->options.hidden;
-    for (uint32_t r = 0; r < count; r++) {
-        struct tap_record record = {.id = *id, .position = position + r, .step = step};
-        for (uint32_t i = 0; i < t->options.layer_count; i++)
-            memcpy(t->record + i * hidden, model_cursor_watched(c, i) + (first + r) * hidden,
-                   hidden * sizeof(float));
-        tap_ring_write(&t->ring, &record, t->record);
+    const uint64_t hidden = t->options.hidden, row = t->options.layer_count * hidden;
+    struct dflash *reducer = t->options.reducer;
+    uint32_t most = reducer != NULL ? REDUCE_ROWS : 1;
+    for (uint32_t done = 0, now; done < count; done += now) {
+        now = count - done < most ? count - done : most;
+        for (uint32_t r = 0; r < now; r++)
+            row_taps(t, c, first + done + r, t->record + r * row);
+        if (reducer != NULL)
+            dflash_reduce(reducer, t->record, now, t->vectors);
+        for (uint32_t r = 0; r < now; r++) {
+            struct tap_record record = {.id = *id, .position = position + done + r, .step = step};
+            tap_ring_write(&t->ring, &record,
+                           reducer != NULL ? t->vectors + r * hidden : t->record);
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* worker/wk_taps.h - the writer's side of the tap ring: its file, and rows of a finished batch.
+ * With a reducer, the drafter's own fc, a record holds one context vector instead of all taps.
  *
  * Created by the loop thread, then owned by the device thread, which never waits for a reader: the
  * oldest records make room.  The file has a name of its own, is locked as long as its worker lives
@@ -11,6 +12,7 @@
 
 #include "proto/tap_ring.h"
 
+struct dflash;
 struct model_cursor;
 struct wk_taps;
 
@@ -20,6 +22,7 @@ struct wk_taps_options {
     uint32_t hidden;
     uint32_t layer_count; /* 1..TAP_RING_TAPS_MAX */
     uint32_t layers[TAP_RING_TAPS_MAX];
+    struct dflash *reducer; /* reads these layers; borrowed by the device thread; NULL = none */
     uint64_t bytes_max; /* of the file; room for WK_TAPS_SLOTS_MIN records is taken in any case */
 };
 

@@ -118,15 +118,16 @@ void dflash_context_crop(const struct dflash *d, struct dflash_context *c, uint3
         dflash_context_begin(c, length);
 }
 
-static void append_layer(struct dflash *d, struct dflash_context *c, uint32_t layer, uint32_t count)
+static void append_layer(struct dflash *d, struct dflash_context *c, uint32_t layer,
+                         const float *vectors, uint32_t count)
 {
     const struct dflash_config *config = &d->config;
     const struct dflash_layer *w = &d->weights.layers[layer];
     uint32_t width = config->kv_heads * config->head_dim;
-    dflash_linear_run(d, &w->k, d->b.context, config->hidden, d->b.k, count);
+    dflash_linear_run(d, &w->k, vectors, config->hidden, d->b.k, count);
     dflash_norm(d, w->k_norm, d->b.k, d->b.k, count, config->kv_heads, config->head_dim);
     dflash_rope(d->rope, d->b.k, count, config->kv_heads, config->head_dim, c->length);
-    dflash_linear_run(d, &w->v, d->b.context, config->hidden, d->b.v, count);
+    dflash_linear_run(d, &w->v, vectors, config->hidden, d->b.v, count);
     dflash_tell(d, "ctx_k", layer, d->b.k, count, width);
     dflash_tell(d, "ctx_v", layer, d->b.v, count, width);
     float *keys = dflash_rows(d, c, layer, 0), *values = dflash_rows(d, c, layer, 1);
@@ -137,25 +138,42 @@ static void append_layer(struct dflash *d, struct dflash_context *c, uint32_t la
     }
 }
 
+void dflash_reduce(struct dflash *d, const float *taps, uint32_t count, float *ret_vectors)
+{
+    CHECK_OBJ(d, DFLASH_MAGIC);
+    uint64_t width = (uint64_t)d->config.tap_count * d->config.hidden;
+    dflash_linear_run(d, &d->weights.fc, taps, width, ret_vectors, count);
+    dflash_norm(d, d->weights.hidden_norm, ret_vectors, ret_vectors, count, 1, d->config.hidden);
+}
+
+void dflash_context_append_reduced(struct dflash *d, struct dflash_context *c, const float *vectors,
+                                   uint32_t count)
+{
+    CHECK_OBJ(d, DFLASH_MAGIC);
+    CHECK(c->rows != NULL && c->first <= c->length && !d->options.context_only);
+    CHECK(count <= d->options.context_max - c->length);
+    while (count > 0) {
+        uint32_t now = count < APPEND_ROWS ? count : APPEND_ROWS;
+        dflash_tell(d, "context", 0, vectors, now, d->config.hidden);
+        for (uint32_t l = 0; l < d->config.layers; l++)
+            append_layer(d, c, l, vectors, now);
+        c->length += now;
+        if (c->length > c->high)
+            c->high = c->length;
+        vectors += (uint64_t)now * d->config.hidden;
+        count -= now;
+    }
+}
+
 void dflash_context_append(struct dflash *d, struct dflash_context *c, const float *taps,
                            uint32_t count)
 {
     CHECK_OBJ(d, DFLASH_MAGIC);
-    CHECK(c->rows != NULL && c->first <= c->length);
-    CHECK(count <= d->options.context_max - c->length);
-    uint64_t width = (uint64_t)d->config.tap_count * d->config.hidden;
     while (count > 0) {
         uint32_t now = count < APPEND_ROWS ? count : APPEND_ROWS;
-        dflash_linear_run(d, &d->weights.fc, taps, width, d->b.context, now);
-        dflash_norm(d, d->weights.hidden_norm, d->b.context, d->b.context, now, 1,
-                    d->config.hidden);
-        dflash_tell(d, "context", 0, d->b.context, now, d->config.hidden);
-        for (uint32_t l = 0; l < d->config.layers; l++)
-            append_layer(d, c, l, now);
-        c->length += now;
-        if (c->length > c->high)
-            c->high = c->length;
-        taps += now * width;
+        dflash_reduce(d, taps, now, d->b.context);
+        dflash_context_append_reduced(d, c, d->b.context, now);
+        taps += (uint64_t)now * d->config.tap_count * d->config.hidden;
         count -= now;
     }
 }
@@ -198,6 +216,10 @@ static void take_buffers(struct dflash *d)
 static void start_threads(struct dflash *d)
 {
     uint32_t threads = d->options.threads;
+    if (d->options.ctx != NULL) {
+        d->ctx = *d->options.ctx;
+        return;
+    }
     if (threads == 0) {
         long cores = sysconf(_SC_NPROCESSORS_ONLN);
         threads = cores > 0 ? (uint32_t)cores : 1;
@@ -223,17 +245,22 @@ static enum err load(struct dflash *d, struct err_detail *detail)
     TRY(safetensors_open_directory(d->options.directory, &d->tensors, detail));
     op_table_cpu(&d->ops, d->options.exact ? OP_EXACT : OP_FAST_F32, op_cpu_best());
     TRY(dflash_load_tensors(d, detail));
+    start_threads(d);
+    if (d->options.context_only)
+        return ERR_OK;
     lay_out_context(d);
     take_buffers(d);
-    start_threads(d);
+    if (d->options.head_8bit)
+        dflash_head_quantise(d);
     return ERR_OK;
 }
 
 enum err dflash_load(const struct dflash_options *options, struct dflash **ret_drafter,
                      struct err_detail *detail)
 {
-    CHECK(options->directory != NULL && options->target != NULL);
-    CHECK(options->seqs_max > 0 && options->seqs_max <= 4096 && options->context_max > 0);
+    CHECK(options->directory != NULL);
+    CHECK(options->context_only || (options->target != NULL && options->seqs_max > 0 &&
+                                    options->seqs_max <= 4096 && options->context_max > 0));
     struct dflash *d = mem_take(sizeof *d);
     d->magic = DFLASH_MAGIC;
     d->options = *options;
@@ -275,6 +302,12 @@ struct hash128 dflash_tokenizer(const struct dflash *d)
 {
     CHECK_OBJ(d, DFLASH_MAGIC);
     return d->tokenizer_fp;
+}
+
+struct hash128 dflash_context_fp(const struct dflash *d)
+{
+    CHECK_OBJ(d, DFLASH_MAGIC);
+    return d->context_fp;
 }
 
 const char *dflash_formats(const struct dflash *d)

@@ -18,6 +18,7 @@
 #include "lib/model/dflash_config.h"
 
 struct dflash;
+struct op_ctx;
 
 struct dflash_options {
     const char *directory; /* config.json, *.safetensors, perhaps mask_embedding.pt */
@@ -26,6 +27,10 @@ struct dflash_options {
     uint32_t context_max;  /* tokens of a sequence, for layers that see all of them */
     uint32_t threads;      /* 0 = one per core */
     bool exact;            /* reference sums; else the fast ones */
+    bool head_8bit;        /* a plain head is quantised at load */
+    /* Nothing but what makes context vectors of taps: no target is read, nothing is drafted. */
+    bool context_only;
+    const struct op_ctx *ctx; /* whose threads to use, borrowed; NULL = own ones */
 };
 
 /* Refusals name the file, tensor or key in detail. */
@@ -56,6 +61,14 @@ void dflash_context_crop(const struct dflash *d, struct dflash_context *c, uint3
  * the config.  c->length + count <= context_max. */
 void dflash_context_append(struct dflash *d, struct dflash_context *c, const float *taps,
                            uint32_t count);
+
+/* The first half of an append, which may happen elsewhere: taps to context vectors [count, hidden]
+ * (fc and its norm), and what is appended of these. */
+void dflash_reduce(struct dflash *d, const float *taps, uint32_t count, float *ret_vectors);
+void dflash_context_append_reduced(struct dflash *d, struct dflash_context *c, const float *vectors,
+                                   uint32_t count);
+/* Of all that context vectors depend on beside the taps: where it is equal they are. */
+struct hash128 dflash_context_fp(const struct dflash *d);
 
 struct dflash_block {
     const struct dflash_context *context; /* the anchor's position is its length */

@@ -21,6 +21,7 @@ struct binding {
     struct dflash *drafter;
     uint8_t *used; /* [tensors] of the drafter's own files */
     uint32_t kinds[FORMAT_KIND_COUNT];
+    struct hash_xxh3 *hash; /* of what is being bound; NULL = nobody asks */
     struct err_detail *detail;
 };
 
@@ -69,7 +70,12 @@ static void spelling(const struct safetensors *set, const char *name, char ret[N
 
 static void mark(struct binding *b, const struct safetensors_tensor *t)
 {
+    const uint64_t about[2] = {(uint64_t)t->dtype, t->bytes};
     b->used[t - safetensors_at(b->drafter->tensors, 0)] = 1;
+    if (b->hash == NULL)
+        return;
+    hash_xxh3_add(b->hash, about, sizeof about);
+    hash_xxh3_add(b->hash, t->data, t->bytes);
 }
 
 /* ---- values ---- */
@@ -432,14 +438,34 @@ static enum err tap_count(struct binding *b)
     return ERR_OK;
 }
 
+/* What context vectors are made with, and its fingerprint. */
+static enum err context_part(struct binding *b)
+{
+    struct dflash *d = b->drafter;
+    const struct dflash_config *c = &d->config;
+    struct hash_xxh3 hash;
+    hash_xxh3_init(&hash);
+    hash_xxh3_add(&hash, &c->hidden, sizeof c->hidden);
+    hash_xxh3_add(&hash, &c->rms_eps, sizeof c->rms_eps);
+    hash_xxh3_add(&hash, c->taps, c->tap_count * sizeof *c->taps);
+    b->hash = &hash;
+    enum err e = linear(b, "fc", c->hidden, c->tap_count * c->hidden, &d->weights.fc);
+    if (e == ERR_OK)
+        e = norm(b, "hidden_norm", c->hidden, &d->weights.hidden_norm);
+    b->hash = NULL;
+    d->context_fp = hash_xxh3_end(&hash);
+    return e;
+}
+
 static enum err bind_all(struct binding *b)
 {
     struct dflash *d = b->drafter;
     const struct dflash_config *c = &d->config;
     struct dflash_weights *w = &d->weights;
     TRY(tap_count(b));
-    TRY(linear(b, "fc", c->hidden, c->tap_count * c->hidden, &w->fc));
-    TRY(norm(b, "hidden_norm", c->hidden, &w->hidden_norm));
+    TRY(context_part(b));
+    if (d->options.context_only)
+        return ERR_OK;
     TRY(norm(b, "norm", c->hidden, &w->norm));
     w->layers = dflash_take(d, c->layers, sizeof *w->layers);
     for (uint32_t l = 0; l < c->layers; l++)

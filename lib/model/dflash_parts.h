@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lib/model/dflash_parts.h - inside of struct dflash.
  *
- * Inner part of lib/model: dflash.c, dflash_load.c, dflash_block.c, dflash_math.c.  Work buffers
+ * Inner part of lib/model: dflash*.c.  Work buffers
  * are sized at load and never grow. */
 #ifndef LIB_MODEL_DFLASH_PARTS_H
 #define LIB_MODEL_DFLASH_PARTS_H
@@ -66,7 +66,7 @@ struct dflash {
     struct safetensors *tensors, *borrowed;
     struct dflash_weights weights;
     uint8_t *has_token; /* [vocab] */
-    struct hash128 tokenizer_fp;
+    struct hash128 tokenizer_fp, context_fp;
     void **owned; /* everything taken at load */
     uint32_t owned_count, owned_max;
     double *rope;                         /* [head_dim / 2] frequencies */
@@ -84,6 +84,8 @@ void *dflash_take(struct dflash *d, uint64_t count, uint64_t item_bytes);
 
 /* dflash_load.c */
 MUST_USE enum err dflash_load_tensors(struct dflash *d, struct err_detail *detail);
+/* dflash_head.c: a plain head becomes 8 bits wide; any other stays. */
+void dflash_head_quantise(struct dflash *d);
 
 void dflash_linear_run(struct dflash *d, const struct dflash_linear *w, const float *x,
                        uint64_t x_stride, float *y, uint32_t rows);

@@ -25,6 +25,7 @@
 
 struct model;
 struct model_cursor;
+struct op_ctx;
 struct model_config; /* lib/model/config.h: every value of config.json */
 
 enum model_numerics { MODEL_EXACT, MODEL_FAST };
@@ -94,6 +95,8 @@ struct model_info {
     uint64_t state_bytes; /* of one state slot's body; multiple of 64 */
 };
 const struct model_info *model_info(const struct model *m);
+/* Its threads, for other work of the thread that runs it. */
+const struct op_ctx *model_ctx(const struct model *m);
 
 /* Paged rows and state slots.  Block b begins at blocks + b * block_stride; in it,
  * DSA layer d (0-based among DSA layers) begins at d * layer_stride with block_tokens latent rows

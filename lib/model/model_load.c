@@ -251,6 +251,12 @@ const struct model_config *model_config(const struct model *m)
     return &m->whole;
 }
 
+const struct op_ctx *model_ctx(const struct model *m)
+{
+    CHECK_OBJ(m, MODEL_MAGIC);
+    return &m->ctx;
+}
+
 const struct model_info *model_info(const struct model *m)
 {
     CHECK_OBJ(m, MODEL_MAGIC);

@@ -62,15 +62,18 @@ def metrics(c, role):
 def test_acceptance():
     with open(os.path.join(GOLDEN, "dflash2", "golden.json"), encoding="utf-8") as f:
         golden = json.load(f)
-    for drafter, key, ids in (("deploy/demo-drafter", "acceptance_bf16", prompts()),
-                              (MXFP8, "acceptance_mxfp8", prompts()[:12])):
-        with Cluster(drafter__model=drafter, **STEADY) as c:
+    for drafter, key, ids, head in (
+            ("deploy/demo-drafter", "acceptance_bf16", prompts(), "own_bf16"),
+            ("deploy/demo-drafter", "acceptance_bf16", prompts(), "own_8bit"),
+            (MXFP8, "acceptance_mxfp8", prompts()[:12], "own_bf16")):
+        with Cluster(drafter__model=drafter, drafter__draft_head=head, **STEADY) as c:
             attached(c)
+            assert ("head fp8" in c.log("drafter")) == (head == "own_8bit")
             accepted, drafted, steps = tally([complete(c, prompt) for prompt in ids])
             page, mean = metrics(c, "worker"), accepted / steps
             shares = [page[f'tandem_worker_accepted_at_total{{position="{j}"}}']
                       / page[f'tandem_worker_drafted_at_total{{position="{j}"}}'] for j in range(1, 8)]
-            print(f"{key}: {accepted} of {drafted} drafts right in {steps} steps, {mean:.2f} a step; "
+            print(f"{key} {head}: {accepted} of {drafted} drafts right in {steps} steps, {mean:.2f} a step; "
                   f"by position {' '.join(f'{x:.2f}' for x in shares)}; "
                   f"the vectors' figures are {golden[key]['mean_accepted']:.2f} and "
                   f"{' '.join(f'{x:.2f}' for x in golden[key]['survival'])}")
@@ -264,6 +267,38 @@ def test_slots_and_prefixes_are_no_trap():
         assert 0 < accepted <= drafted
 
 
+def test_drafts_veto_no_prefix_hit():
+    """As much is found in the cache with drafts as without, also after a stop inside a run."""
+    seen = {}
+    for spec in ("off", "fixed:7"):
+        with Cluster(kvmgr__block_tokens=16, worker__spec=spec, **STEADY) as c:
+            attached(c)
+            accepted, found = 0, []
+            for prompt in prompts()[:6]:
+                first = complete(c, prompt)
+                for turn in (prompt, prompt + first.ids + prompt[:20]):    # again; the next turn
+                    got = complete(c, turn)
+                    found.append((got.usage["tandem"]["cached_tokens"], got.ids))
+                accepted += first.usage["tandem"]["accepted"]
+            assert (accepted > 0) == (spec != "off")
+            seen[spec] = found
+    assert seen["off"] == seen["fixed:7"], seen
+    print([cached for cached, _ in seen["off"]])
+    assert all(cached > 0 for cached, _ in seen["off"])
+
+
+def test_the_drafter_knows_no_ranks():
+    """Of two ranks that share the cache rows by position: as many drafts right as of one."""
+    ids, seen = prompts()[:8], {}
+    for ranks in (1, 2):
+        with Cluster(worker__ranks=ranks, worker__dcp=ranks, **STEADY) as c:
+            attached(c)
+            got = [complete(c, p) for p in ids]
+            seen[ranks] = [r.ids for r in got], tally(got)
+    print({ranks: figures for ranks, (_, figures) in seen.items()})
+    assert seen[1] == seen[2] and seen[1][1][0] > 0
+
+
 def test_off_leaves_nothing_behind():
     with Cluster(drafter__model="") as c:
         got = complete(c, prompts()[0])
@@ -358,6 +393,74 @@ def test_policies_show_themselves():
         assert "ema_set" in str(e) and "does not rise" in str(e), e
     finally:
         run.__exit__()
+
+
+def test_fc_at_the_target():
+    """One vector a token over the ring: as many drafts right, same text; of another fc: taps."""
+    demo, ids = os.path.join(cluster.ROOT, "deploy/demo-drafter"), prompts()
+    seen = {}
+    for fc in ("", demo, MXFP8):
+        with Cluster(worker__tap_fc=fc, **STEADY) as c:
+            attached(c)
+            log = c.log("worker")
+            assert f"layout={'reduced' if fc == demo else 'raw'}" in log, log
+            assert ("taps go whole" in log) == (fc == MXFP8), log
+            got = [complete(c, prompt) for prompt in ids]
+            seen[fc] = [r.ids for r in got], tally(got)
+    print([figures for _, figures in seen.values()])
+    assert seen[""][0] == seen[demo][0] == seen[MXFP8][0]
+    assert seen[""][1] == seen[MXFP8][1] and seen[""][1][0] > 0
+    mean = {fc: accepted / steps for fc, (_, (accepted, _, steps)) in seen.items()}
+    assert abs(mean[demo] - mean[""]) <= 0.03 * mean[""], mean    # measured: the same
+
+
+def test_fc_follows_the_drafter():
+    """Another drafter takes the place of the one whose fc the worker has, and then the first again."""
+    demo = os.path.join(cluster.ROOT, "deploy/demo-drafter")
+    with tempfile.TemporaryDirectory(prefix="tandem-drafter-") as place:
+        def put(model):
+            for name in ("config.json", "model.safetensors"):
+                shutil.copy(os.path.join(model, name), os.path.join(place, f"{name}.new"))
+                os.replace(os.path.join(place, f"{name}.new"), os.path.join(place, name))
+
+        put(demo)
+        with Cluster(worker__tap_fc=demo, drafter__model=place, **STEADY) as c:
+            attached(c)
+            want = complete(c, prompts()[0], spec="off").ids
+            for model, layout in ((demo, "reduced"), (MXFP8, "raw"), (demo, "reduced")):
+                put(model)
+                ups = c.log("worker").count('"drafter up"')
+                c.kill("drafter")
+                wait_for("another drafter", 20,
+                         lambda n=ups: c.log("worker").count('"drafter up"') > n)
+                wait_for(layout, 15, lambda at=layout: c.log("worker").rsplit("layout=", 1)[1]
+                         .startswith(at))
+                attached(c)
+                got = complete(c, prompts()[0])
+                assert got.ids == want and got.usage["tandem"]["accepted"] > 0, (model, got.usage)
+            assert c.log("drafter").count("made by another drafter") >= 1
+            assert c.log("worker").count("taps go whole") == 1
+    for fc, why in (("/nonexistent", "/nonexistent"), (cluster.DEMO, "config.json")):
+        run = Cluster(worker__tap_fc=fc)
+        try:
+            run.up()
+            raise AssertionError(f"tap_fc={fc} was accepted")
+        except AssertionError as e:
+            assert why in str(e) and "accepted" not in str(e), e
+        finally:
+            run.__exit__()
+
+
+def test_refused_heads_are_named():
+    for value in ("ipc", "int8"):
+        run = Cluster(drafter__draft_head=value)
+        try:
+            run.up()
+            raise AssertionError(f"draft_head={value} was accepted")
+        except AssertionError as e:
+            assert f"draft_head: {value}: own_bf16 or own_8bit" in str(e), e
+        finally:
+            run.__exit__()
 
 
 def test_a_poor_drafter_raises_the_alarm():

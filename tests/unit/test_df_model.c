@@ -20,6 +20,8 @@
 
 #define ROW 384u /* 3 taps of 128 */
 
+static const struct hash128 taps_go_whole;
+
 struct rig {
     char path[64];
     void *memory;
@@ -74,7 +76,7 @@ static void rig_open(struct rig *r, uint32_t slots)
     ring_file(r, &g, 7);
     if (df_model_create(&o, &r->model, &detail) != ERR_OK)
         fail_msg("%s", detail.text);
-    assert_int_equal(df_model_ring(r->model, 0, r->path, 7, &detail), ERR_OK);
+    assert_int_equal(df_model_ring(r->model, 0, r->path, 7, &taps_go_whole, &detail), ERR_OK);
     assert_int_equal(df_model_rings(r->model), 1);
 }
 
@@ -336,16 +338,79 @@ static void rings_are_checked(void **state)
     rig_open(&r, 64);
     struct tap_ring_geometry g = {.type = TAP_F32, .tap_count = 2, .hidden = 128, .slots = 8};
     ring_file(&other, &g, 9);
-    assert_int_equal(df_model_ring(r.model, 1, other.path, 9, &detail), ERR_INVALID);
-    assert_int_equal(df_model_ring(r.model, 1, r.path, 8, &detail), ERR_EPOCH);
-    assert_int_equal(df_model_ring(r.model, 1, "/nonexistent/ring", 8, &detail), ERR_IO);
-    assert_int_equal(df_model_ring(r.model, 1, "/dev/null", 8, &detail), ERR_CORRUPT);
+    assert_int_equal(df_model_ring(r.model, 1, other.path, 9, &taps_go_whole, &detail),
+                     ERR_INVALID);
+    assert_int_equal(df_model_ring(r.model, 1, r.path, 8, &taps_go_whole, &detail), ERR_EPOCH);
+    assert_int_equal(df_model_ring(r.model, 1, "/nonexistent/ring", 8, &taps_go_whole, &detail),
+                     ERR_IO);
+    assert_int_equal(df_model_ring(r.model, 1, "/dev/null", 8, &taps_go_whole, &detail),
+                     ERR_CORRUPT);
     assert_int_equal(truncate(other.path, 100), 0);
-    assert_int_equal(df_model_ring(r.model, 1, other.path, 9, &detail), ERR_CORRUPT);
+    assert_int_equal(df_model_ring(r.model, 1, other.path, 9, &taps_go_whole, &detail),
+                     ERR_CORRUPT);
     assert_int_equal(df_model_rings(r.model), 1);
     df_model_drain(r.model, 1); /* without a ring: nothing to do */
     ring_file_close(&other);
     rig_close(&r);
+}
+
+/* A ring of context vectors: the same drafts as from taps, if the fc was this drafter's own. */
+static void context_vectors_in_place_of_taps(void **state)
+{
+    (void)state;
+    struct rig taps, vectors;
+    struct err_detail detail;
+    struct df_model_options o = options();
+    struct dflash *reducer = NULL;
+    struct dflash_options context_only = {
+        .directory = o.directory, .threads = 1, .exact = true, .context_only = true};
+    assert_int_equal(dflash_load(&context_only, &reducer, &detail), ERR_OK);
+    struct hash128 fp = dflash_context_fp(reducer), other = fp;
+    other.bytes[7] ^= 1;
+    rig_open(&taps, 256);
+    struct tap_ring_geometry g = {.type = TAP_F32, .tap_count = 1, .hidden = 128, .slots = 256};
+    ring_file(&vectors, &g, 8);
+    /* Refused by name: of another fc, told as taps, taps told as vectors. */
+    assert_int_equal(df_model_ring(taps.model, 1, vectors.path, 8, &other, &detail), ERR_INVALID);
+    assert_non_null(strstr(detail.text, "tap_context_fp"));
+    assert_int_equal(df_model_ring(taps.model, 1, vectors.path, 8, &taps_go_whole, &detail),
+                     ERR_INVALID);
+    assert_non_null(strstr(detail.text, "1 taps of 128, expected 3 of 128"));
+    assert_int_equal(df_model_ring(taps.model, 1, taps.path, 7, &fp, &detail), ERR_INVALID);
+    assert_non_null(strstr(detail.text, "3 context vectors of 128, expected 1 of 128"));
+    assert_int_equal(df_model_ring(taps.model, 1, vectors.path, 8, &fp, &detail), ERR_OK);
+    struct msg_id id = id_of(9);
+    df_model_begin(taps.model, 3, &id, 0);
+    df_model_length(taps.model, 3, 0, 101);
+    df_model_begin(taps.model, 4, &id, 1);
+    df_model_length(taps.model, 4, 1, 101);
+    for (uint32_t p = 0; p < 100; p++) {
+        float values[ROW], vector[128];
+        struct tap_record record;
+        put(&taps, 9, p);
+        assert_true(tap_ring_read(&taps.ring, p, &record, values));
+        dflash_reduce(reducer, values, 1, vector);
+        tap_ring_write(&vectors.ring, &record, vector);
+        if (p % 30 == 29) { /* both rings in turn */
+            df_model_drain(taps.model, 0);
+            df_model_drain(taps.model, 1);
+        }
+    }
+    df_model_drain(taps.model, 0);
+    df_model_drain(taps.model, 1);
+    struct df_model_ask a = ask(&taps, 3, 100, 40), b = ask(&taps, 4, 100, 40);
+    assert_true(a.count == 7 && b.count == 7);
+    assert_memory_equal(a.ids, b.ids, 7 * sizeof(uint32_t));
+    /* And one that begins late finds them too. */
+    df_model_begin(taps.model, 4, &id, 1);
+    df_model_length(taps.model, 4, 1, 101);
+    df_model_refill(taps.model, 4);
+    b = ask(&taps, 4, 100, 40);
+    assert_int_equal(b.count, 7);
+    assert_memory_equal(a.ids, b.ids, 7 * sizeof(uint32_t));
+    ring_file_close(&vectors);
+    rig_close(&taps);
+    dflash_destroy(&reducer);
 }
 
 static void the_budget_is_checked_at_start(void **state)
@@ -375,6 +440,7 @@ int main(void)
         cmocka_unit_test(more_proposals_than_a_batch),
         cmocka_unit_test(hostile_records),
         cmocka_unit_test(rings_are_checked),
+        cmocka_unit_test(context_vectors_in_place_of_taps),
         cmocka_unit_test(the_budget_is_checked_at_start),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "lib/base/check.h"
+#include "lib/model/dflash.h"
 #include "worker/wk_taps.h"
 
 static uint64_t incarnation_new(void)
@@ -186,22 +187,84 @@ static void a_sweep_knows_its_names(void **state)
     assert_int_equal(unlink(path), 0); /* still there */
 }
 
-/* Rows of a batch by request and position, layers in the order that was asked for. */
-static void rows_of_a_batch_are_written(void **state)
+/* The demo drafter's fc, and the layers that it reads. */
+static struct dflash *reducer_new(void)
 {
-    (void)state;
-    enum { ROWS = 24, FIRST = 5, COUNT = 16 };
+    char path[1024];
+    struct dflash *d = NULL;
+    struct err_detail detail;
+    test_path(path, sizeof path, "deploy/demo-drafter");
+    struct dflash_options options = {
+        .directory = path, .threads = 1, .exact = true, .context_only = true};
+    if (dflash_load(&options, &d, &detail) != ERR_OK)
+        fail_msg("%s", detail.text);
+    return d;
+}
+
+/* With a reducer one vector a row takes the place of all layers. */
+static void check_rows(const struct view *v, const struct model_cursor *c, struct dflash *reducer,
+                       uint32_t hidden, uint32_t first, uint32_t count, const struct msg_id *id)
+{
+    float *taps = mem_take_array(3 * hidden, sizeof(float)), *last = NULL;
+    float *values = mem_take_array(3 * hidden, sizeof(float));
+    float *vector = mem_take_array(hidden, sizeof(float));
+    for (uint32_t r = 0; r < count; r++) {
+        struct tap_record record;
+        assert_true(tap_ring_read(&v->ring, r, &record, values));
+        assert_memory_equal(&record.id, id, sizeof *id);
+        assert_int_equal(record.position, 1000 + r);
+        assert_int_equal(record.step, 99);
+        for (uint32_t i = 0; i < 3; i++)
+            memcpy(taps + i * hidden, model_cursor_watched(c, i) + (first + r) * hidden,
+                   hidden * sizeof(float));
+        last = taps;
+        if (reducer != NULL) {
+            dflash_reduce(reducer, taps, 1, vector);
+            last = vector;
+        }
+        assert_memory_equal(values, last, (reducer != NULL ? 1 : 3) * hidden * sizeof(float));
+    }
+    /* The layers differ, or their order would not show. */
+    assert_memory_not_equal(taps, taps + hidden, hidden * sizeof(float));
+    mem_give(taps);
+    mem_give(values);
+    mem_give(vector);
+}
+
+/* What the model's own probe says of the layers: compared with the vectors elsewhere. */
+struct means {
+    uint32_t hidden, rows;
+    float *layers; /* [8][rows, hidden] */
+};
+
+static void on_layer(void *arg, uint32_t layer, const float *mean, const int32_t *experts,
+                     const uint8_t *attended, size_t attended_stride)
+{
+    struct means *m = arg;
+    uint64_t floats = (uint64_t)m->rows * m->hidden;
+    (void)experts, (void)attended, (void)attended_stride;
+    assert_true(layer < 8);
+    memcpy(m->layers + layer * floats, mean, floats * sizeof(float));
+}
+
+/* Rows of a batch by request and position, layers in the order that was asked for. */
+static void rows_of_a_batch(struct dflash *reducer)
+{
+    enum { ROWS = 90, FIRST = 5, COUNT = 80 }; /* more than are reduced at once */
     struct model *m = test_model("tests/golden/tiny-glm", 1);
     const uint32_t hidden = model_info(m)->hidden;
-    struct model_cursor *c = test_cursor(m, ROWS, 1, 64);
+    struct model_cursor *c = test_cursor(m, ROWS, 1, 128);
     struct test_cache cache;
     struct rng rng;
     rng_init(&rng, 0x5eed0053);
-    cache_init(&cache, m, 16, 4, 2, &rng);
+    cache_init(&cache, m, 16, 8, 2, &rng);
     uint64_t incarnation = incarnation_new();
     struct wk_taps_options o = options_of(incarnation);
     o.type = TAP_F32;
     o.hidden = hidden;
+    o.reducer = reducer;
+    if (reducer != NULL)
+        memcpy(o.layers, dflash_config(reducer)->taps, 3 * sizeof *o.layers);
     struct wk_taps *taps = taps_new(&o);
     wk_taps_watch(taps, c);
     uint32_t ids[ROWS];
@@ -211,36 +274,43 @@ static void rows_of_a_batch_are_written(void **state)
                             .row_count = ROWS,
                             .fresh = true,
                             .logits_from = ROWS,
-                            .blocks = cache_take(&cache, 4),
-                            .block_count = 4};
+                            .blocks = cache_take(&cache, 6),
+                            .block_count = 6};
     struct model_batch batch = {.seq_count = 1, .row_count = ROWS, .seqs = &seq, .ids = ids};
+    struct means means = {.hidden = hidden, .rows = ROWS};
+    means.layers = mem_take_array(UINT64_C(8) * ROWS * hidden, sizeof(float));
+    struct model_probe probe = {.layer = on_layer, .arg = &means};
+    model_cursor_probe(c, &probe);
     model_begin(c, &cache.kv, &batch);
     model_finish(c);
+    for (uint32_t i = 0; i < 3; i++) /* after the layer, mean over the streams */
+        assert_memory_equal(model_cursor_watched(c, i),
+                            means.layers + (uint64_t)o.layers[i] * ROWS * hidden,
+                            ROWS * hidden * sizeof(float));
+    mem_give(means.layers);
     struct msg_id id = {{7, 7, 7}};
     wk_taps_write(taps, c, &id, 99, FIRST, COUNT, 1000);
     assert_int_equal(wk_taps_end(taps), COUNT);
     struct view v;
     view_open(&v, incarnation);
-    float *values = mem_take_array(3 * hidden, sizeof(float));
-    for (uint32_t r = 0; r < COUNT; r++) {
-        struct tap_record record;
-        assert_true(tap_ring_read(&v.ring, r, &record, values));
-        assert_memory_equal(&record.id, &id, sizeof id);
-        assert_int_equal(record.position, 1000 + r);
-        assert_int_equal(record.step, 99);
-        for (uint32_t i = 0; i < 3; i++)
-            assert_memory_equal(values + i * hidden,
-                                model_cursor_watched(c, i) + (FIRST + r) * hidden,
-                                hidden * sizeof(float));
-    }
-    /* The layers differ, or their order would not show. */
-    assert_memory_not_equal(values, values + hidden, hidden * sizeof(float));
-    mem_give(values);
+    assert_int_equal(v.ring.geometry.tap_count, reducer != NULL ? 1 : 3);
+    uint64_t slot = 64 + (reducer != NULL ? 1 : 3) * hidden * sizeof(float);
+    assert_int_equal(v.ring.geometry.slots, (1u << 20) / slot);
+    check_rows(&v, c, reducer, hidden, FIRST, COUNT, &id);
     munmap(v.memory, v.bytes);
     wk_taps_destroy(&taps);
     cache_fini(&cache);
     model_cursor_destroy(&c);
     model_destroy(&m);
+}
+
+static void rows_of_a_batch_are_written(void **state)
+{
+    (void)state;
+    rows_of_a_batch(NULL);
+    struct dflash *reducer = reducer_new();
+    rows_of_a_batch(reducer);
+    dflash_destroy(&reducer);
 }
 
 int main(void)
