@@ -118,7 +118,8 @@ static enum err leaver_to_all(void *arg, const void *own, size_t bytes, void *re
 static void body(struct world *w, struct wk_fabric *f, uint32_t rank)
 {
     struct run *run = w->arg;
-    struct model_group group = wk_group(&f, rank, w->ranks, run->moe, run->interleave);
+    struct wk_paths paths = {.fabric = f};
+    struct model_group group = wk_group(&paths, rank, w->ranks, run->moe, run->interleave);
     struct leaver leaver = {f, group, rank == 1 ? run->leave_after : 0};
     group.all_reduce = leaver_reduce;
     group.all_gather = leaver_gather;
