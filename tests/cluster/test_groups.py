@@ -360,5 +360,55 @@ def test_redis_away_costs_nothing():
         c.ledger_settles()
 
 
+def test_groups_of_two_ranks():
+    """Two replicas, each over two ranks with the cache by position.  What one has is asked of it
+    again; a rank killed in the middle of an answer hands it to the other group, which computes it
+    anew with the same text; the group heals and takes its part again."""
+    sets = {"worker__ranks": 2, "worker__threads": 1, "worker__dcp": 2, "worker__interleave": 4}
+    with two_groups(**sets) as c:
+        both_ready(c)
+        talks = {}
+        while len(talks) < 2:
+            talk = Talk(c, f"pair {random.random()}", compare=False)
+            talks[home_of(c, talk)] = talk
+        for talk in talks.values():
+            assert talk.turn() > 0
+        assert placed(c, "hit_session") >= 2
+
+        for victim in ("worker-3", "worker-1"):     # rank 1 of group 1, then of group 0
+            home, state = int(victim[-1]) // 2, {"hurt": False}
+            mover = Talk(c, f"mover {random.random()}", compare=False)
+            while home_of(c, mover) != home:
+                mover = Talk(c, f"mover {random.random()}", compare=False)
+            alone = mover.ask("nobody else", session=False)
+            old = c.pid(victim)
+
+            def hurt(result, state=state, old=old):
+                if len(result.ids) >= 4 and not state["hurt"]:
+                    state["hurt"] = True
+                    os.kill(old, signal.SIGKILL)
+            with Load(c, 3) as load:
+                load.wait_more(3)
+                got = c.stream(mover.ids, path="/v1/completions", return_token_ids=True, temperature=0.7,
+                               top_p=0.9, seed=mover.seed, max_tokens=mover.answer, cache_salt=mover.salt,
+                               ignore_eos=True, session_id=mover.name, on_event=hurt, timeout=90)
+                assert state["hurt"] and got.done and got.error is None, got.error
+                assert got.ids == alone.ids, (victim, got.text, alone.text)
+                load.wait_more(3)
+                c.wait_restart(victim, old)
+                both_ready(c)
+                load.wait_more(3)
+            wait_for("a new group", 10, lambda home=home: "rank=0 ranks=2 epoch=2" in c.log(f"worker-{2 * home}"))
+        for group in (0, 1):        # healed: what its conversation had is there or computed again
+            talks[group].compare = True
+            talks[group].turn(hit=None)
+            assert talks[group].turn() > 0
+        ledger = c.ledger_settles(20)[0]
+        assert ledger["failed"] == 0, ledger
+        pools = [c.health(name) for name in ("kvmgr", "kvmgr-1")]
+        assert all(kv["tokens_reused"] > 0 for kv in pools), pools
+        c.pool_settles(20)
+
+
 if __name__ == "__main__":
     cluster.main(globals())

@@ -2,6 +2,7 @@
 /* One model over several ranks against the whole model: logits within 1e-4, and the same bits on
  * every rank, over prefill slices and verify steps; what cannot be split is refused. */
 #include "tests/model/harness.h"
+#include "tests/model/tool_run.h"
 #include "tests/unit/fabric_world.h"
 
 #include <math.h>
@@ -9,10 +10,24 @@
 #include "lib/model/config.h"
 #include "worker/wk_group.h"
 
+/* jemalloc's, where the program is linked with it. */
+int mallctl(const char *name, void *old, size_t *old_bytes, void *new, size_t new_bytes)
+    __attribute__((weak));
+
 #define TOKENS_MAX 333
 #define CLOSE      1e-4
 
 static uint32_t ids[TOKENS_MAX], tokens;
+
+/* What this thread has taken so far; a step takes nothing, nor does a collective. */
+static uint64_t allocated(void)
+{
+    uint64_t bytes = 0;
+    size_t size = sizeof(bytes);
+    if (mallctl != NULL)
+        MUST(mallctl("thread.allocated", &bytes, &size, NULL, 0) == 0);
+    return bytes;
+}
 
 /* Runs the sequence in a random walk of slices and verify steps, the same on every rank; out gets
  * the logits of every position once it is final.  holders: ranks that share the cache rows. */
@@ -48,10 +63,12 @@ static enum err walk(struct model *m, uint64_t seed, uint32_t holders, float *ou
                                 .blocks = blocks,
                                 .block_count = tokens / block_tokens + 2};
         struct model_batch batch = {1, rows, &seq, batch_ids};
+        uint64_t before = allocated();
         model_begin(c, &t.kv, &batch);
         model_advance(c, rng_below(&rng, model_info(m)->layer_count));
         const float *logits = model_finish(c);
         fault = model_cursor_fault(c);
+        MUST(allocated() == before);
         memcpy(out + (size_t)at * vocab, logits, (size_t)right * vocab * sizeof(float));
         at += right;
         replay = journal ? right : 0;
@@ -79,7 +96,10 @@ static struct model *load(const struct run *run, const struct model_group *group
     char path[1024];
     struct err_detail detail = {{0}};
     struct model *m = NULL;
-    test_path(path, sizeof(path), run->below);
+    if (run->below[0] == '/')
+        snprintf(path, sizeof(path), "%s", run->below);
+    else
+        test_path(path, sizeof(path), run->below);
     struct model_options options = {
         .directory = path, .threads = 1, .numerics = run->numerics, .group = group};
     if (model_load(&options, &m, &detail) != ERR_OK) {
@@ -262,6 +282,35 @@ static void test_rows_stored(void **state)
     cache_kv_type = cache_index_type = KV_ROW_F32;
 }
 
+/* Every storage format, cut at multiples of 128 columns: the sums of a quantised layer as of the
+ * whole.  With `all` heads and lm_head are cut too. */
+static void test_formats(void **state)
+{
+    static const char *const formats[] = {"exl3 --bits 4 --layers all --beam 1", "nvfp4",
+                                          "mxfp8 --layers all", "fp8 --layers all"};
+    char scratch[256], out[300];
+    (void)state;
+    scratch_init(scratch);
+    for (size_t i = 0; i < ARRAY_COUNT(formats); i++) {
+        snprintf(out, sizeof(out), "%s/%zu", scratch, i);
+        tool(0, "quantize tests/golden/model-random %s --format %s", out, formats[i]);
+        print_message("%s: ", formats[i]);
+        compare(out, 2, SHARD_MOE_TP, i == 0 ? 16 : 0, MODEL_EXACT);
+        compare(out, 2, SHARD_MOE_EP, i == 0 ? 0 : 4, MODEL_EXACT);
+    }
+    /* A quarter of the heads is 64 rows of q_b: half a block of EXL3. */
+    struct model_group group = {.rank = 1, .ranks = 4, .moe = SHARD_MOE_EP};
+    struct model *m = NULL;
+    struct err_detail detail = {{0}};
+    snprintf(out, sizeof(out), "%s/0", scratch);
+    struct model_options options = {.directory = out, .threads = 1, .group = &group};
+    assert_int_equal(model_load(&options, &m, &detail), ERR_UNSUPPORTED);
+    if (strstr(detail.text, "q_b_proj") == NULL ||
+        strstr(detail.text, "rank 1's rows [64, 128)") == NULL)
+        fail_msg("%s", detail.text);
+    scratch_fini(scratch);
+}
+
 /* A rank that leaves in the middle ends the step on both, neither hangs. */
 static void test_leave(void **state)
 {
@@ -320,14 +369,16 @@ static void test_split(void **state)
     }
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_split),     cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_two_tp),    cmocka_unit_test(test_two_ep),
         cmocka_unit_test(test_two_fast),  cmocka_unit_test(test_uneven),
         cmocka_unit_test(test_positions), cmocka_unit_test(test_rows_stored),
-        cmocka_unit_test(test_leave),
+        cmocka_unit_test(test_formats),   cmocka_unit_test(test_leave),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -10,6 +10,10 @@
 #include "lib/base/clock.h"
 #include "worker/wk_nccl_host.h"
 
+/* jemalloc's, where the program is linked with it. */
+int mallctl(const char *name, void *old, size_t *old_bytes, void *new, size_t new_bytes)
+    __attribute__((weak));
+
 struct fake {
     int version, init_polls, stream_polls; /* polls until done; -1 = never */
     int init_result, gather_result, async_error, stream_error;
@@ -351,8 +355,15 @@ static void body_host(struct world *w, struct wk_fabric *f, uint32_t rank)
         if (wk_nccl_host_create(&o, &h, &detail) != ERR_OK)
             fprintf(stderr, "rank %u: %s\n", rank, detail.text);
         MUST(h != NULL);
+        uint64_t before = 0, after = 0;
+        size_t size = sizeof before;
+        if (mallctl != NULL)
+            MUST(mallctl("thread.allocated", &before, &size, NULL, 0) == 0);
         for (size_t i = 0; i < ARRAY_COUNT(sizes); i++)
             compare_one(f, h, sizes[i], m);
+        if (mallctl != NULL)
+            MUST(mallctl("thread.allocated", &after, &size, NULL, 0) == 0);
+        MUST(after == before); /* a call takes no memory */
         MUST(wk_barrier(f) == ERR_OK);
         wk_nccl_host_destroy(&h);
     }
