@@ -5,10 +5,14 @@
 #include "tests/model/tool_run.h"
 #include "tests/unit/fabric_world.h"
 
+#include <arpa/inet.h>
 #include <math.h>
+#include <sys/socket.h>
 
 #include "lib/model/config.h"
+#include "lib/net/peers.h"
 #include "worker/wk_group.h"
+#include "worker/wk_link_tcp.h"
 
 /* jemalloc's, where the program is linked with it. */
 int mallctl(const char *name, void *old, size_t *old_bytes, void *new, size_t new_bytes)
@@ -91,6 +95,36 @@ struct run {
     uint32_t leave_after; /* collectives until rank 1 leaves; 0 = never */
 };
 
+/* tcp between the ranks of the runs that follow. */
+static char addresses[2][48];
+
+static void addresses_take(void)
+{
+    int fds[2];
+    for (int r = 0; r < 2; r++) { /* ports that are free for a moment */
+        struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+        socklen_t bytes = sizeof(a);
+        fds[r] = socket(AF_INET, SOCK_STREAM, 0);
+        assert_int_equal(bind(fds[r], (struct sockaddr *)&a, sizeof(a)), 0);
+        assert_int_equal(getsockname(fds[r], (struct sockaddr *)&a, &bytes), 0);
+        snprintf(addresses[r], sizeof(addresses[r]), "tcp://127.0.0.1:%u", ntohs(a.sin_port));
+    }
+    for (int r = 0; r < 2; r++)
+        close(fds[r]);
+}
+
+static struct wk_link link_tcp(const struct world *w, uint32_t rank)
+{
+    struct peers_options o = {.rank = rank,
+                              .ranks = 2,
+                              .message_bytes_max = w->message_bytes_max,
+                              .addresses = {addresses[0], addresses[1]}};
+    struct err_detail detail = {{0}};
+    struct wk_link link;
+    MUST(wk_link_tcp(&o, &link, &detail) == ERR_OK);
+    return link;
+}
+
 static struct model *load(const struct run *run, const struct model_group *group)
 {
     char path[1024];
@@ -162,6 +196,9 @@ static void run_ranks(struct run *run, uint32_t ranks)
         run->out[r] = mem_take_array(values, sizeof(float));
     world_init(&w, ranks, 16384);
     w.deadline_ms = 20000;
+    w.silence_ms = 10000; /* a busy machine */
+    if (addresses[0][0] != '\0')
+        w.link = link_tcp;
     world_run(&w, body, run);
     world_fini(&w);
 }
@@ -267,6 +304,14 @@ static void test_positions(void **state)
     compare("tests/golden/model-random", 2, SHARD_MOE_TP, 16, MODEL_FAST);
     compare("tests/golden/tiny-glm", 2, SHARD_MOE_EP, 4, MODEL_EXACT);
     compare("tests/golden/model-random", 3, SHARD_MOE_EP, 16, MODEL_EXACT);
+}
+
+static void test_tcp(void **state)
+{
+    (void)state;
+    addresses_take();
+    compare("tests/golden/model-random", 2, SHARD_MOE_TP, 16, MODEL_EXACT);
+    addresses[0][0] = '\0';
 }
 
 /* Rows rounded where they are stored, on one rank as on two. */
@@ -378,7 +423,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_two_tp),    cmocka_unit_test(test_two_ep),
         cmocka_unit_test(test_two_fast),  cmocka_unit_test(test_uneven),
         cmocka_unit_test(test_positions), cmocka_unit_test(test_rows_stored),
-        cmocka_unit_test(test_formats),   cmocka_unit_test(test_leave),
+        cmocka_unit_test(test_tcp),       cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_leave),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }
