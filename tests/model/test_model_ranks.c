@@ -328,11 +328,12 @@ static void test_rows_stored(void **state)
 }
 
 /* Every storage format, cut at multiples of 128 columns: the sums of a quantised layer as of the
- * whole.  With `all` heads and lm_head are cut too. */
+ * whole.  With `all` heads and lm_head are cut too, inside the units that share a scale; EXL3 has
+ * none smaller than 128, and this model's heads are. */
 static void test_formats(void **state)
 {
-    static const char *const formats[] = {"exl3 --bits 4 --layers all --beam 1", "nvfp4",
-                                          "mxfp8 --layers all", "fp8 --layers all"};
+    static const char *const formats[] = {"exl3 --bits 4 --beam 1", "nvfp4", "mxfp8 --layers all",
+                                          "fp8 --layers all"};
     char scratch[256], out[300];
     (void)state;
     scratch_init(scratch);
@@ -343,16 +344,6 @@ static void test_formats(void **state)
         compare(out, 2, SHARD_MOE_TP, i == 0 ? 16 : 0, MODEL_EXACT);
         compare(out, 2, SHARD_MOE_EP, i == 0 ? 0 : 4, MODEL_EXACT);
     }
-    /* A quarter of the heads is 64 rows of q_b: half a block of EXL3. */
-    struct model_group group = {.rank = 1, .ranks = 4, .moe = SHARD_MOE_EP};
-    struct model *m = NULL;
-    struct err_detail detail = {{0}};
-    snprintf(out, sizeof(out), "%s/0", scratch);
-    struct model_options options = {.directory = out, .threads = 1, .group = &group};
-    assert_int_equal(model_load(&options, &m, &detail), ERR_UNSUPPORTED);
-    if (strstr(detail.text, "q_b_proj") == NULL ||
-        strstr(detail.text, "rank 1's rows [64, 128)") == NULL)
-        fail_msg("%s", detail.text);
     scratch_fini(scratch);
 }
 

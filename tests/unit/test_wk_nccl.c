@@ -9,6 +9,7 @@
 #include "lib/base/check.h"
 #include "lib/base/clock.h"
 #include "worker/wk_nccl_host.h"
+#include "worker/wk_ranks.h"
 
 /* jemalloc's, where the program is linked with it. */
 int mallctl(const char *name, void *old, size_t *old_bytes, void *new, size_t new_bytes)
@@ -431,6 +432,66 @@ static void test_host_trouble(void **state)
     unsetenv("FAKE_NCCL_FAIL");
 }
 
+/* ---- ranks that would exchange over different things ---- */
+
+struct half {
+    const char *path, *library;
+    uint32_t rank;
+    bool nccl;
+    enum err formed;
+    struct err_detail detail;
+};
+
+static void *half_main(void *arg)
+{
+    static const atomic_bool stop = false;
+    static const struct hash128 same;
+    struct half *h = arg;
+    struct wk_ranks *r = NULL;
+    struct wk_ranks_options o = {.rank = h->rank,
+                                 .ranks = 2,
+                                 .path = h->path,
+                                 .nodes = "",
+                                 .deadline_ms = 20000,
+                                 .silence_ms = 10000,
+                                 .nccl = h->nccl,
+                                 .nccl_settings = {.hca = "", .interface = ""},
+                                 .nccl_library = h->library,
+                                 .cuda_library = h->library};
+    MUST(wk_ranks_create(&o, &r, &h->detail) == ERR_OK);
+    h->formed = wk_ranks_form(r, &same, &stop, &h->detail);
+    if (h->formed == ERR_OK)
+        MUST(wk_barrier(wk_ranks_fabric(r)) == ERR_OK);
+    usleep(300000); /* until the other has seen why */
+    wk_ranks_destroy(&r);
+    return NULL;
+}
+
+static void test_halves(void **state)
+{
+    struct world w;
+    char library[1024];
+    (void)state;
+    if (!wk_nccl_built())
+        skip();
+    snprintf(library, sizeof library, "%s/tests/unit/libfake_nccl.so", getenv("TANDEM_BUILD_ROOT"));
+    for (int both = 0; both < 2; both++) {
+        pthread_t threads[2];
+        struct half halves[2] = {{.rank = 0, .nccl = both}, {.rank = 1, .nccl = true}};
+        world_init(&w, 2, 1024);
+        for (int i = 0; i < 2; i++) {
+            halves[i].path = w.path;
+            halves[i].library = library;
+            assert_int_equal(pthread_create(&threads[i], NULL, half_main, &halves[i]), 0);
+        }
+        for (int i = 0; i < 2; i++)
+            pthread_join(threads[i], NULL);
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(halves[i].formed, both ? ERR_OK : ERR_INVALID);
+        world_fini(&w);
+    }
+}
+
 static void test_no_gpu(void **state)
 {
     (void)state;
@@ -467,7 +528,8 @@ int main(void)
         cmocka_unit_test(test_old_version), cmocka_unit_test(test_collective_hangs),
         cmocka_unit_test(test_async_error), cmocka_unit_test(test_peer_gone),
         cmocka_unit_test(test_host),        cmocka_unit_test(test_host_trouble),
-        cmocka_unit_test(test_no_gpu),      cmocka_unit_test(test_load),
+        cmocka_unit_test(test_halves),      cmocka_unit_test(test_no_gpu),
+        cmocka_unit_test(test_load),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
