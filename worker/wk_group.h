@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* worker/wk_group.h - what the ranks of a group exchange their activations over, as the model sees it.
+/* worker/wk_group.h - what ranks exchange their activations over, as the model sees it.
  *
  * Pure glue: NCCL where there is a communicator, else the fabric.  The model is loaded before the
  * group can form, so both are looked up at every call: what struct wk_paths points to is borrowed,

@@ -143,6 +143,7 @@ struct play {
     uint64_t us[2];
     bool hangs;    /* something never ends: a short deadline */
     uint32_t gone; /* rank 1 leaves the process instead of gathering */
+    atomic_bool decided; /* rank 0 has a communicator, or has none */
 };
 
 static enum err gather(struct wk_nccl *n, const char *own, char *all)
@@ -165,6 +166,8 @@ static void body(struct world *w, struct wk_fabric *f, uint32_t rank)
                                 .device = rank};
     uint64_t begun = clock_mono_us();
     p->created[rank] = wk_nccl_create(&o, &n, &p->detail[rank]);
+    if (rank == 0)
+        atomic_store(&p->decided, true);
     if (p->created[rank] == ERR_OK && !(p->gone && rank == 1)) {
         p->gathered[rank] = gather(n, own, all);
         p->again[rank] = gather(n, own, all);
@@ -177,6 +180,8 @@ static void body(struct world *w, struct wk_fabric *f, uint32_t rank)
         if (p->gathered[rank] == ERR_OK)
             MUST(wk_barrier(f) == ERR_OK);
     }
+    while (p->gone && !atomic_load(&p->decided))
+        usleep(1000);
     p->us[rank] = clock_mono_us() - begun;
     wk_nccl_destroy(&n);
 }
