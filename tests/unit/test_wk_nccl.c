@@ -141,8 +141,8 @@ struct play {
     enum err created[2], gathered[2], exchanged[2], again[2];
     struct err_detail detail[2];
     uint64_t us[2];
-    bool hangs;    /* something never ends: a short deadline */
-    uint32_t gone; /* rank 1 leaves the process instead of gathering */
+    bool hangs;          /* something never ends: a short deadline */
+    uint32_t gone;       /* rank 1 leaves the process instead of gathering */
     atomic_bool decided; /* rank 0 has a communicator, or has none */
 };
 
