@@ -65,19 +65,6 @@ def test_tcp_gives_the_golden_ids():
         texts_equal(c, greedy_cases()[:3])
 
 
-def test_stored_rows_give_the_text_of_one_rank():
-    """Rows rounded to bf16 and fp8, by position over tcp, with drafts and without."""
-    cases = greedy_cases()[4:7]
-    for dtype in ("bf16", "fp8"):
-        texts = []
-        nodes = ",".join(f"127.0.0.1:{free_port()}" for _ in range(2))
-        for sets in ({}, {"worker__ranks": 2, "worker__dcp": 2, "worker__interleave": 16, "worker__fabric": "tcp",
-                          "worker__fabric_nodes": nodes}):
-            with Cluster(worker__threads=1, kvmgr__kv_dtype=dtype, kvmgr__block_tokens=128, **sets) as c:
-                texts.append([ids(c, case, spec=spec) for case in cases for spec in ("off", "fixed:7")])
-        assert texts[0] == texts[1], (dtype, texts)
-
-
 FAKE_NCCL = os.path.join(cluster.BUILD, "tests", "unit", "libfake_nccl.so")
 
 
