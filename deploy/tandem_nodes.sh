@@ -61,8 +61,9 @@ here_runs() { [ -z "$nodes_file" ] || [[ ${node_roles[$node_name]} == *" $1 "* ]
 join_by() { local IFS=$1; shift; printf '%s' "$*"; }
 
 node_instances() {      # the same where a file of nodes says what runs here: one group
-    local rank more="--ranks=${#rank_addresses[@]}"
-    [ "${#node_names[@]}" -eq 1 ] || more+=" --fabric=tcp --fabric_nodes=$(join_by , "${rank_addresses[@]}")"
+    local rank fabric more="--ranks=${#rank_addresses[@]}"
+    fabric=$(param_of worker-0 fabric); [ "$fabric" = nccl ] || fabric=tcp
+    [ "${#node_names[@]}" -eq 1 ] || more+=" --fabric=$fabric --fabric_nodes=$(join_by , "${rank_addresses[@]}")"
     if [ "$1" != worker ]; then if here_runs "$1"; then echo "$1-0"; fi; return; fi
     for ((rank = 0; rank < ${#rank_addresses[@]}; rank++)); do
         if here_runs "worker-$rank"; then echo "worker-$rank --id=$rank --rank=$rank $more"; fi

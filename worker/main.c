@@ -24,9 +24,10 @@ static const struct param wk_param_table[] = {
 #undef PARAM
 
 /* Where a worker runs does not change what it computes. */
-static const char *const hash_skip[] = {"run_dir",     "state_dir", "redis", "id",
-                                        "log_level",   "rank",      "group", "groups",
-                                        "fabric_keys", "rows_path", NULL};
+static const char *const hash_skip[] = {
+    "run_dir",        "state_dir",    "redis",        "id",        "log_level",   "rank",
+    "group",          "groups",       "fabric_keys",  "rows_path", "cuda_device", "nccl_hca",
+    "nccl_interface", "nccl_library", "cuda_library", NULL};
 
 static bool one_of(const char *value, const char *a, const char *b, const char *c)
 {
@@ -60,7 +61,7 @@ static bool node_parse(const char *node, size_t count, bool *ret_local)
 static void nodes_check(const struct wk_params *p, struct str *faults)
 {
     uint32_t count = 0;
-    if (p->ranks == 1 || strcmp(p->fabric, "tcp") != 0)
+    if (p->ranks == 1 || !wk_params_tcp(p))
         return;
     for (const char *at = p->fabric_nodes; *at != '\0'; count++) {
         bool local = false;
@@ -97,13 +98,13 @@ static enum err params_check(const void *params, struct err_detail *ret_faults)
         str_add_format(&faults, "dcp: %u: 1 or as many as ranks, %u\n", p->dcp, p->ranks);
     if (p->group >= p->groups)
         str_add_format(&faults, "group: %u of groups %u\n", p->group, p->groups);
-    if (!one_of(p->fabric, "local", "tcp", NULL))
-        str_add_format(&faults, "fabric: %s: local or tcp\n", p->fabric);
-    if (p->groups > 1 && p->ranks > 1 && strcmp(p->fabric, "tcp") == 0)
+    if (!one_of(p->fabric, "local", "tcp", "nccl"))
+        str_add_format(&faults, "fabric: %s: local, tcp or nccl\n", p->fabric);
+    if (p->groups > 1 && p->ranks > 1 && wk_params_tcp(p))
         str_add_format(&faults,
-                       "fabric: tcp with groups (%u): all would use the same fabric_nodes; local, "
+                       "fabric: %s with groups (%u): all would use the same fabric_nodes; local, "
                        "or one group\n",
-                       p->groups);
+                       p->fabric, p->groups);
     nodes_check(p, &faults);
     if (!one_of(p->moe_split, "auto", "tp", "ep"))
         str_add_format(&faults, "moe_split: %s: auto, tp or ep\n", p->moe_split);

@@ -164,7 +164,7 @@ static float f32_at(const uint8_t *bytes, size_t i)
     return value;
 }
 
-static void sum_ranks(const uint8_t *const *parts, uint32_t ranks, float *out, size_t count)
+void wk_fabric_sum(const uint8_t *const *parts, uint32_t ranks, float *out, size_t count)
 {
     if (ranks == 2) {
         for (size_t i = 0; i < count; i++)
@@ -189,7 +189,7 @@ static enum err reduce_piece(struct wk_fabric *f, const struct call *c, float *v
             TRY(piece_receive(f, c, peer, count * sizeof *values, &bytes));
         parts[peer] = bytes;
     }
-    sum_ranks(parts, f->ranks, values, count);
+    wk_fabric_sum(parts, f->ranks, values, count);
     for (uint32_t peer = 0; peer < f->ranks; peer++)
         if (peer != f->rank)
             f->link.ops->release(f->link.self, peer);

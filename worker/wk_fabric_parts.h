@@ -35,6 +35,8 @@ struct wk_fabric {
 enum err wk_fabric_fail(struct wk_fabric *f, enum err e, const char *format, ...) PRINTF_LIKE(3, 4);
 /* ERR_OK while every other rank lives and is in our epoch. */
 enum err wk_fabric_look(struct wk_fabric *f, const char *what);
+/* out[i] = sum over ranks, in rank order, in f32; parts need not be aligned. */
+void wk_fabric_sum(const uint8_t *const *parts, uint32_t ranks, float *out, size_t count);
 const char *wk_collective_name(uint32_t kind);
 
 #endif

@@ -48,12 +48,25 @@ static enum err symbols_find(void *library, const char *name, const struct symbo
     return ERR_OK;
 }
 
-static enum err library_open(const char *name, void **ret_library, struct err_detail *detail)
+/* The named library, or the first of the usual names that is there.  It stays open as long as the
+ * process: neither of the two can be unloaded safely. */
+static enum err library_load(const char *name, const char *const *usual, size_t usual_count,
+                             const struct symbol *symbols, size_t count, struct err_detail *detail)
 {
-    *ret_library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (*ret_library == NULL)
-        return err_set(detail, ERR_UNSUPPORTED, "%s: %s", name, dlerror());
-    return ERR_OK;
+    bool named = name != NULL && name[0] != '\0';
+    void *library = NULL;
+    for (size_t i = 0; i < (named ? 1 : usual_count) && library == NULL; i++) {
+        const char *why;
+        const char *at = named ? name : usual[i];
+        library = dlopen(at, RTLD_NOW | RTLD_LOCAL);
+        if (library != NULL)
+            return symbols_find(library, at, symbols, count, detail);
+        why = dlerror();
+        if (i == 0) /* the usual name, if none is there */
+            err_set(detail, ERR_UNSUPPORTED, "fabric=nccl: %.300s",
+                    why != NULL ? why : "cannot be opened");
+    }
+    return ERR_UNSUPPORTED;
 }
 
 static void variables_set(const struct wk_nccl_settings *s)
@@ -80,7 +93,6 @@ enum err wk_nccl_load(const char *nccl_name, const char *cuda_name,
         {"ncclCommInitRankConfig", (void **)&t.comm_init},
         {"ncclCommGetAsyncError", (void **)&t.comm_error},
         {"ncclCommAbort", (void **)&t.comm_abort},
-        {"ncclCommDestroy", (void **)&t.comm_destroy},
         {"ncclAllGather", (void **)&t.all_gather},
         {"ncclSend", (void **)&t.send},
         {"ncclRecv", (void **)&t.receive},
@@ -88,17 +100,42 @@ enum err wk_nccl_load(const char *nccl_name, const char *cuda_name,
         {"ncclGroupEnd", (void **)&t.group_end},
         {"ncclGetErrorString", (void **)&t.error_text},
     };
-    const struct symbol cuda[] = {{"cudaStreamQuery", (void **)&t.stream_query}};
-    void *library;
-    nccl_name = nccl_name != NULL ? nccl_name : "libnccl.so.2";
-    cuda_name = cuda_name != NULL ? cuda_name : "libcudart.so";
+    const struct symbol cuda[] = {
+        {"cudaGetDeviceCount", (void **)&t.device_count},
+        {"cudaSetDevice", (void **)&t.device_set},
+        {"cudaMalloc", (void **)&t.device_take},
+        {"cudaFree", (void **)&t.device_give},
+        {"cudaMallocHost", (void **)&t.host_take},
+        {"cudaFreeHost", (void **)&t.host_give},
+        {"cudaMemcpyAsync", (void **)&t.copy},
+        {"cudaStreamCreateWithFlags", (void **)&t.stream_create},
+        {"cudaStreamDestroy", (void **)&t.stream_destroy},
+        {"cudaStreamQuery", (void **)&t.stream_query},
+        {"cudaGetErrorString", (void **)&t.cuda_text},
+    };
+    /* A runtime alone, without its headers, has the numbered names only. */
+    static const char *const nccl_names[] = {"libnccl.so.2"};
+    static const char *const cuda_names[] = {"libcudart.so", "libcudart.so.13", "libcudart.so.12"};
     variables_set(settings);
-    /* Both stay open as long as the process: neither can be unloaded safely. */
-    TRY(library_open(nccl_name, &library, detail));
-    TRY(symbols_find(library, nccl_name, nccl, ARRAY_COUNT(nccl), detail));
-    TRY(library_open(cuda_name, &library, detail));
-    TRY(symbols_find(library, cuda_name, cuda, ARRAY_COUNT(cuda), detail));
+    TRY(library_load(nccl_name, nccl_names, ARRAY_COUNT(nccl_names), nccl, ARRAY_COUNT(nccl),
+                     detail));
+    TRY(library_load(cuda_name, cuda_names, ARRAY_COUNT(cuda_names), cuda, ARRAY_COUNT(cuda),
+                     detail));
     *ret_table = t;
+    return ERR_OK;
+}
+
+enum err wk_nccl_device(const struct wk_nccl_table *table, uint32_t device,
+                        struct err_detail *detail)
+{
+    int count = 0, result = table->device_count(&count);
+    if (result != 0)
+        return err_set(detail, ERR_UNSUPPORTED, "fabric=nccl needs a GPU on every node: %s",
+                       table->cuda_text(result));
+    if (count <= 0 || device >= (uint32_t)count)
+        return err_set(detail, ERR_UNSUPPORTED,
+                       "fabric=nccl needs a GPU on every node: cuda_device is %u, %d are here",
+                       device, count);
     return ERR_OK;
 }
 
@@ -116,6 +153,12 @@ static enum err nccl_fail(struct wk_nccl *n, enum err e, const char *what, const
     /* Whoever left the group first has told why; that reason is then the fabric's. */
     wk_fabric_fail(n->f, e, "%s", n->why.text);
     return e;
+}
+
+enum err wk_nccl_cuda(struct wk_nccl *n, int result, const char *what)
+{
+    CHECK_OBJ(n, NCCL_MAGIC);
+    return result == 0 ? ERR_OK : nccl_fail(n, ERR_IO, what, n->t->cuda_text(result));
 }
 
 static enum err nccl_check(struct wk_nccl *n, int result, const char *what)
@@ -160,15 +203,18 @@ static enum err accepted_wait(struct wk_nccl *n, const char *what)
     }
 }
 
-static enum err stream_wait(struct wk_nccl *n, void *stream, const char *what)
+enum err wk_nccl_wait(struct wk_nccl *n, void *stream, const char *what)
 {
+    CHECK_OBJ(n, NCCL_MAGIC);
+    if (n->fault != ERR_OK)
+        return n->fault;
     uint64_t end_us = deadline_us(n);
     for (uint32_t polls = 1;; polls++) {
         int state = n->t->stream_query(stream);
         if (state == 0)
             return ERR_OK;
         if (state != WK_CUDA_NOT_READY)
-            return nccl_fail(n, ERR_IO, what, "the stream reports a CUDA error");
+            return wk_nccl_cuda(n, state, what);
         TRY(nccl_look(n, what, end_us, polls));
     }
 }
@@ -210,6 +256,7 @@ static enum err comm_open(struct wk_nccl *n, const struct wk_nccl_id *id)
 static enum err comm_form(struct wk_nccl *n)
 {
     struct wk_nccl_id own = {{0}}, all[WK_RANKS_MAX];
+    TRY(wk_nccl_cuda(n, n->t->device_set((int)n->options.device), "device"));
     TRY(version_check(n));
     if (wk_fabric_rank(n->f) == 0)
         TRY(nccl_check(n, n->t->get_unique_id(&own), "unique id"));
@@ -252,7 +299,7 @@ void wk_nccl_destroy(struct wk_nccl **nccl_p)
         return;
     CHECK_OBJ(n, NCCL_MAGIC);
     if (n->comm != NULL)
-        n->t->comm_destroy(n->comm);
+        n->t->comm_abort(n->comm);
     n->magic = 0;
     mem_give(n);
     *nccl_p = NULL;
@@ -266,8 +313,7 @@ enum err wk_nccl_all_gather(struct wk_nccl *n, const void *own, size_t bytes, vo
         return n->fault;
     TRY(nccl_check(n, n->t->all_gather(own, ret_all, bytes, NCCL_BYTES, n->comm, stream),
                    "all_gather"));
-    TRY(accepted_wait(n, "all_gather"));
-    return stream_wait(n, stream, "all_gather");
+    return accepted_wait(n, "all_gather");
 }
 
 static enum err pairs_enqueue(struct wk_nccl *n, const uint8_t *own, size_t bytes, uint8_t *all,
@@ -296,8 +342,7 @@ enum err wk_nccl_all_to_all(struct wk_nccl *n, const void *own, size_t bytes, vo
     int ended = n->t->group_end(); /* a group that was begun is ended whatever happened */
     TRY(e);
     TRY(nccl_check(n, ended, "all_to_all"));
-    TRY(accepted_wait(n, "all_to_all"));
-    return stream_wait(n, stream, "all_to_all");
+    return accepted_wait(n, "all_to_all");
 }
 
 enum err wk_nccl_fault(const struct wk_nccl *n, struct err_detail *ret_detail)

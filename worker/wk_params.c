@@ -21,6 +21,12 @@ bool wk_params_mtp(const struct wk_params *p)
     return p->mtp || strncmp(p->spec, "mtp:", 4) == 0;
 }
 
+bool wk_params_tcp(const struct wk_params *p)
+{
+    bool nccl = strcmp(p->fabric, "nccl") == 0;
+    return strcmp(p->fabric, "tcp") == 0 || (nccl && p->fabric_nodes[0] != '\0');
+}
+
 struct wk_exec_options wk_params_exec(const struct wk_params *p)
 {
     struct wk_core_options sizes = sizes_of(p);
@@ -64,9 +70,8 @@ enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,
     char path[PARAM_STR_BYTES + 32], memory[HOST_PATH_BYTES];
     struct wk_ranks_options o = {.rank = p->rank,
                                  .ranks = p->ranks,
-                                 .fabric = p->fabric,
                                  .path = path,
-                                 .nodes = p->fabric_nodes,
+                                 .nodes = wk_params_tcp(p) ? p->fabric_nodes : "",
                                  .keys = p->fabric_keys,
                                  .memory = memory,
                                  .boot = host_boot(),
@@ -74,7 +79,15 @@ enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,
                                  .silence_ms = p->fabric_silence_ms,
                                  .interleave = wk_params_interleave(p),
                                  .floors = {.latency_us_max = p->fabric_latency_us_max,
-                                            .bandwidth_mb_min = p->fabric_bandwidth_mb_min}};
+                                            .bandwidth_mb_min = p->fabric_bandwidth_mb_min},
+                                 .nccl = strcmp(p->fabric, "nccl") == 0,
+                                 .nccl_settings = {.buffer_bytes = p->nccl_buffer_bytes,
+                                                   .ctas_max = p->nccl_ctas_max,
+                                                   .hca = p->nccl_hca,
+                                                   .interface = p->nccl_interface},
+                                 .nccl_library = p->nccl_library,
+                                 .cuda_library = p->cuda_library,
+                                 .cuda_device = p->cuda_device};
     if (!shard_moe_parse(p->moe_split, &o.moe))
         return err_set(detail, ERR_INVALID, "moe_split: %s: auto, tp or ep", p->moe_split);
     int at = snprintf(path, sizeof path, "%s/fabric", p->run_dir);

@@ -17,8 +17,10 @@ struct wk_params {
 struct wk_exec_options;
 struct wk_ranks;
 
-/* Without waker and ranks. */
 bool wk_params_mtp(const struct wk_params *p); /* whether the MTP layer is to be loaded */
+/* Whether ranks meet at the addresses of fabric_nodes, else in a file of this host. */
+bool wk_params_tcp(const struct wk_params *p);
+/* Without waker and ranks. */
 struct wk_exec_options wk_params_exec(const struct wk_params *p);
 /* Positions in turn with context sharding, else 0. */
 uint32_t wk_params_interleave(const struct wk_params *p);

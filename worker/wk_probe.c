@@ -7,6 +7,7 @@
 #include "lib/base/check.h"
 #include "lib/base/clock.h"
 #include "lib/base/mem.h"
+#include "lib/model/model.h"
 #include "worker/wk_fabric.h"
 
 #define ROUNDS_MAX 200u
@@ -26,6 +27,7 @@ static int by_value(const void *a, const void *b)
 }
 
 struct work {
+    const struct model_group *group;
     uint8_t *own, *all;
     uint32_t us[ROUNDS_MAX];
 };
@@ -37,10 +39,10 @@ static enum err size_run(struct wk_fabric *f, struct work *w, uint32_t bytes,
     uint64_t end_us = clock_mono_us() + WK_PROBE_SIZE_MS * 1000u;
     uint32_t rounds = 0, ranks = wk_fabric_ranks(f), go[WK_RANKS_MAX], more;
     for (uint32_t i = 0; i < WARM_UP; i++)
-        TRY(wk_all_gather(f, w->own, bytes, w->all));
+        TRY(w->group->all_gather(w->group->arg, w->own, bytes, w->all));
     do {
         uint64_t begun = clock_mono_us();
-        TRY(wk_all_gather(f, w->own, bytes, w->all));
+        TRY(w->group->all_gather(w->group->arg, w->own, bytes, w->all));
         w->us[rounds++] = (uint32_t)(clock_mono_us() - begun);
         more = rounds < ROUNDS_MIN || (rounds < ROUNDS_MAX && clock_mono_us() < end_us);
         TRY(wk_all_gather(f, &more, sizeof more, go));
@@ -95,12 +97,14 @@ enum err wk_probe_judge(const struct wk_probe_report *report, const struct wk_pr
     return ERR_OK;
 }
 
-enum err wk_probe_run(struct wk_fabric *f, const struct wk_probe_floors *floors, const char *path,
+enum err wk_probe_run(struct wk_fabric *f, const struct model_group *group,
+                      const struct wk_probe_floors *floors, const char *path,
                       struct wk_probe_report *ret_report, struct err_detail *detail)
 {
     uint32_t largest = sizes[WK_PROBE_SIZES - 1];
     struct work *w = mem_take(sizeof *w);
     struct wk_probe_report report;
+    w->group = group;
     w->own = mem_take(largest);
     w->all = mem_take_array(wk_fabric_ranks(f), largest);
     wk_fabric_step(f, 0);

@@ -15,6 +15,7 @@
 #define WK_PROBE_SIZES   4u
 #define WK_PROBE_SIZE_MS 100u
 
+struct model_group;
 struct wk_fabric;
 
 struct wk_probe_floors {       /* 0 = not asked for */
@@ -33,11 +34,12 @@ struct wk_probe_report {
     struct wk_probe_row rows[WK_PROBE_SIZES]; /* worst rank of each size */
 };
 
-/* path names the link for the message: "tcp 10.0.0.1 (enp1s0f0np0)".  ERR_UNSUPPORTED: below a
+/* What is measured are exchanges of the group, which may go over NCCL; the fabric is its own.
+ * path names the link for the message: "tcp 10.0.0.1 (enp1s0f0np0)".  ERR_UNSUPPORTED: below a
  * floor, with the numbers and the likely cause in detail; other errors are the fabric's. */
-MUST_USE enum err wk_probe_run(struct wk_fabric *f, const struct wk_probe_floors *floors,
-                               const char *path, struct wk_probe_report *ret_report,
-                               struct err_detail *detail);
+MUST_USE enum err wk_probe_run(struct wk_fabric *f, const struct model_group *group,
+                               const struct wk_probe_floors *floors, const char *path,
+                               struct wk_probe_report *ret_report, struct err_detail *detail);
 
 /* The judgement alone; pure. */
 MUST_USE enum err wk_probe_judge(const struct wk_probe_report *report,

@@ -23,6 +23,7 @@
 #include "worker/wk_group.h"
 #include "worker/wk_link_local.h"
 #include "worker/wk_link_tcp.h"
+#include "worker/wk_nccl_host.h"
 #include "worker/wk_plan.h"
 
 #define RANKS_MAGIC       0x574b5253u
@@ -53,7 +54,8 @@ struct wk_ranks {
     char addresses[PEERS_MAX][96];
     struct wk_local *local;
     struct wk_link link; /* until the fabric takes it */
-    struct wk_fabric *fabric;
+    struct wk_paths paths;
+    struct wk_nccl_table nccl;
     struct hash128 settings;
     uint8_t *tale; /* [TALE_BYTES_MAX] */
     uint8_t *memory;
@@ -65,7 +67,7 @@ struct wk_ranks {
 struct model_group wk_ranks_group(struct wk_ranks *r)
 {
     CHECK_OBJ(r, RANKS_MAGIC);
-    return wk_group(&r->fabric, r->options.rank, r->options.ranks, r->options.moe,
+    return wk_group(&r->paths, r->options.rank, r->options.ranks, r->options.moe,
                     r->options.interleave);
 }
 
@@ -88,7 +90,7 @@ static enum err nodes_split(struct wk_ranks *r, struct err_detail *detail)
 static enum err link_open(struct wk_ranks *r, struct err_detail *detail)
 {
     const struct wk_ranks_options *o = &r->options;
-    if (strcmp(o->fabric, "local") == 0) {
+    if (o->nodes[0] == '\0') {
         struct wk_local_options l = {o->path, o->ranks, MESSAGE_BYTES, SPIN_US};
         TRY(wk_local_open(&l, &r->local, detail));
         return wk_link_local(r->local, o->rank, &r->link, detail);
@@ -107,6 +109,16 @@ static enum err link_open(struct wk_ranks *r, struct err_detail *detail)
     return wk_link_tcp(&p, &r->link, detail);
 }
 
+static enum err nccl_open(struct wk_ranks *r, struct err_detail *detail)
+{
+    const struct wk_ranks_options *o = &r->options;
+    if (!wk_nccl_built())
+        return err_set(detail, ERR_UNSUPPORTED,
+                       "fabric=nccl: this build is without it, nccl.h was not found then; use tcp");
+    TRY(wk_nccl_load(o->nccl_library, o->cuda_library, &o->nccl_settings, &r->nccl, detail));
+    return wk_nccl_device(&r->nccl, o->cuda_device, detail);
+}
+
 enum err wk_ranks_create(const struct wk_ranks_options *options, struct wk_ranks **ret_r,
                          struct err_detail *detail)
 {
@@ -117,7 +129,9 @@ enum err wk_ranks_create(const struct wk_ranks_options *options, struct wk_ranks
     snprintf(r->memory_path, sizeof r->memory_path, "%s",
              options->memory != NULL ? options->memory : "");
     r->tale = mem_take(TALE_BYTES_MAX);
-    enum err e = link_open(r, detail);
+    enum err e = options->nccl ? nccl_open(r, detail) : ERR_OK;
+    if (e == ERR_OK)
+        e = link_open(r, detail);
     if (e != ERR_OK) {
         wk_ranks_destroy(&r);
         return e;
@@ -141,7 +155,8 @@ void wk_ranks_destroy(struct wk_ranks **r_p)
     if (r == NULL)
         return;
     CHECK_OBJ(r, RANKS_MAGIC);
-    wk_fabric_destroy(&r->fabric);
+    wk_nccl_host_destroy(&r->paths.nccl);
+    wk_fabric_destroy(&r->paths.fabric);
     wk_link_destroy(&r->link);
     wk_local_close(&r->local);
     memory_unmap(r);
@@ -151,37 +166,55 @@ void wk_ranks_destroy(struct wk_ranks **r_p)
     *r_p = NULL;
 }
 
+/* A communicator is of one group: each forming makes its own. */
+static enum err nccl_form(struct wk_ranks *r, struct err_detail *detail)
+{
+    const struct wk_nccl_options o = {.table = &r->nccl,
+                                      .fabric = r->paths.fabric,
+                                      .deadline_ms = r->options.deadline_ms,
+                                      .ctas_max = r->options.nccl_settings.ctas_max,
+                                      .device = r->options.cuda_device};
+    return r->options.nccl ? wk_nccl_host_create(&o, &r->paths.nccl, detail) : ERR_OK;
+}
+
+/* Ranks that exchange their activations over different things would wait for each other. */
+static struct hash128 settings_all(const struct wk_ranks *r, const struct hash128 *settings)
+{
+    struct hash128 all[2] = {*settings, {{0}}};
+    all[1].bytes[0] = r->options.nccl;
+    return hash_xxh3_once(all, sizeof all);
+}
+
 enum err wk_ranks_form(struct wk_ranks *r, const struct hash128 *settings, const atomic_bool *stop,
                        struct err_detail *detail)
 {
     CHECK_OBJ(r, RANKS_MAGIC);
-    if (r->fabric == NULL) {
+    if (r->paths.fabric == NULL) {
         struct wk_fabric_options o = {.deadline_ms = r->options.deadline_ms,
                                       .silence_ms = r->options.silence_ms,
-                                      .settings = *settings,
+                                      .settings = settings_all(r, settings),
                                       .link = r->link};
         r->settings = *settings;
         r->link = (struct wk_link){0};
-        r->fabric = wk_fabric_create(&o);
+        r->paths.fabric = wk_fabric_create(&o);
     }
-    while (!atomic_load(stop)) {
-        enum err e = wk_fabric_join(r->fabric, JOIN_WAIT_MS, detail);
-        if (e != ERR_TIMEOUT)
-            return e;
-    }
-    return ERR_CANCELLED;
+    wk_nccl_host_destroy(&r->paths.nccl); /* of the group that is lost */
+    enum err e = ERR_TIMEOUT;
+    while (e == ERR_TIMEOUT && !atomic_load(stop))
+        e = wk_fabric_join(r->paths.fabric, JOIN_WAIT_MS, detail);
+    return e == ERR_OK ? nccl_form(r, detail) : e == ERR_TIMEOUT ? ERR_CANCELLED : e;
 }
 
 bool wk_ranks_formed(const struct wk_ranks *r)
 {
     CHECK_OBJ(r, RANKS_MAGIC);
-    return r->fabric != NULL && wk_fabric_fault(r->fabric, NULL) == ERR_OK;
+    return r->paths.fabric != NULL && wk_fabric_fault(r->paths.fabric, NULL) == ERR_OK;
 }
 
 struct wk_fabric *wk_ranks_fabric(struct wk_ranks *r)
 {
     CHECK_OBJ(r, RANKS_MAGIC);
-    return r->fabric;
+    return r->paths.fabric;
 }
 
 struct verdict {
@@ -195,11 +228,11 @@ enum err wk_ranks_verdict(struct wk_ranks *r, enum err own, struct err_detail *d
     struct verdict mine = {.code = (uint64_t)own}, all[WK_RANKS_MAX];
     if (own != ERR_OK)
         mine.why = *detail;
-    enum err e = wk_all_gather(r->fabric, &mine, sizeof mine, all);
+    enum err e = wk_all_gather(r->paths.fabric, &mine, sizeof mine, all);
     if (own != ERR_OK)
         return own;
     if (e != ERR_OK) {
-        wk_fabric_fault(r->fabric, detail);
+        wk_fabric_fault(r->paths.fabric, detail);
         return e;
     }
     for (uint32_t rank = 0; rank < r->options.ranks; rank++) {
@@ -216,9 +249,12 @@ enum err wk_ranks_probe(struct wk_ranks *r, struct err_detail *detail)
     CHECK_OBJ(r, RANKS_MAGIC);
     struct wk_probe_report report = {{{0}}};
     char path[sizeof r->addresses[0] + 8] = "local";
-    if (r->local == NULL)
+    if (r->options.nccl)
+        snprintf(path, sizeof path, "nccl");
+    else if (r->local == NULL)
         snprintf(path, sizeof path, "%s", r->addresses[r->options.rank]);
-    enum err e = wk_probe_run(r->fabric, &r->options.floors, path, &report, detail);
+    struct model_group group = wk_ranks_group(r);
+    enum err e = wk_probe_run(r->paths.fabric, &group, &r->options.floors, path, &report, detail);
     if (e == ERR_OK || e == ERR_UNSUPPORTED)
         e = wk_ranks_verdict(r, e, detail);
     for (uint32_t i = 0; i < WK_PROBE_SIZES && e == ERR_OK; i++) /* a refusal says its numbers */
@@ -236,7 +272,7 @@ static enum err tell(struct wk_ranks *r, enum wk_order order, const void *bytes,
     CHECK(sizeof head + count <= TALE_BYTES_MAX);
     memcpy(r->tale, &head, sizeof head);
     memcpy(r->tale + sizeof head, bytes, count);
-    return wk_tell(r->fabric, r->tale, sizeof head + count);
+    return wk_tell(r->paths.fabric, r->tale, sizeof head + count);
 }
 
 /* What a rank shows of its memory. */
@@ -253,9 +289,9 @@ static enum err memories_gather(struct wk_ranks *r, uint32_t epoch, const struct
     uint64_t incarnations[WK_RANKS_MAX] = {0};
     if (head != NULL)
         own.incarnation = head->incarnation;
-    enum err e = wk_all_gather(r->fabric, &own, sizeof own, all);
+    enum err e = wk_all_gather(r->paths.fabric, &own, sizeof own, all);
     if (e != ERR_OK) {
-        wk_fabric_fault(r->fabric, detail);
+        wk_fabric_fault(r->paths.fabric, detail);
         return e;
     }
     for (uint32_t rank = 1; rank < r->options.ranks; rank++) {
@@ -263,7 +299,7 @@ static enum err memories_gather(struct wk_ranks *r, uint32_t epoch, const struct
         incarnations[rank] = all[rank].incarnation;
         if (incarnations[rank] != 0)
             continue;
-        wk_fabric_leave(r->fabric);
+        wk_fabric_leave(r->paths.fabric);
         return err_set(detail, ERR_UNSUPPORTED, "rank %u refuses the shape of its memory: %.400s",
                        rank, all[rank].why.text);
     }
@@ -282,7 +318,7 @@ enum err wk_ranks_tell_shape(struct wk_ranks *r, const struct wk_ranks_shape *sh
     CHECK_OBJ(r, RANKS_MAGIC);
     enum err e = tell(r, WK_ORDER_SHAPE, shape, sizeof *shape);
     if (e != ERR_OK) {
-        wk_fabric_fault(r->fabric, detail);
+        wk_fabric_fault(r->paths.fabric, detail);
         return e;
     }
     return memories_gather(r, shape->epoch, &none, ret_memory, detail);
@@ -300,10 +336,10 @@ enum err wk_ranks_tell_plan(struct wk_ranks *r, const struct wk_plan *plan, enum
     CHECK_OBJ(r, RANKS_MAGIC);
     enum err e = tell(r, WK_ORDER_PLAN, plan->encoding, plan->encoding_bytes);
     if (e != ERR_OK) {
-        wk_fabric_fault(r->fabric, detail);
+        wk_fabric_fault(r->paths.fabric, detail);
         return e;
     }
-    return wk_agree_step(r->fabric, plan, plan->step, &r->epochs, own, detail);
+    return wk_agree_step(r->paths.fabric, plan, plan->step, &r->epochs, own, detail);
 }
 
 /* ---- ranks above 0 ---- */
@@ -481,8 +517,8 @@ static enum err plan_take(struct wk_ranks *r, const struct wk_ranks_hear *want,
     struct err_detail why = {{0}};
     enum err own = plan_judge(want, bytes, count, &why);
     uint64_t step = own == ERR_OK ? want->plan->step : want->step_last + 1;
-    enum err e =
-        wk_agree_step(r->fabric, own == ERR_OK ? want->plan : NULL, step, &r->epochs, own, detail);
+    enum err e = wk_agree_step(r->paths.fabric, own == ERR_OK ? want->plan : NULL, step, &r->epochs,
+                               own, detail);
     if (own != ERR_OK && detail != NULL)
         *detail = why; /* what was wrong with it here says more */
     return e;
@@ -495,12 +531,12 @@ enum err wk_ranks_hear(struct wk_ranks *r, const struct wk_ranks_hear *want, uin
     size_t count = 0;
     struct tale head = {0};
     struct wk_ranks_heard heard = {.order = WK_ORDER_NONE};
-    enum err e = wk_hear(r->fabric, r->tale, TALE_BYTES_MAX, &count, wait_ms);
+    enum err e = wk_hear(r->paths.fabric, r->tale, TALE_BYTES_MAX, &count, wait_ms);
     ret_heard->order = WK_ORDER_NONE;
     if (e == ERR_BUSY)
         return ERR_OK;
     if (e != ERR_OK) {
-        wk_fabric_fault(r->fabric, detail);
+        wk_fabric_fault(r->paths.fabric, detail);
         return e;
     }
     if (count >= sizeof head)
@@ -514,11 +550,11 @@ enum err wk_ranks_hear(struct wk_ranks *r, const struct wk_ranks_hear *want, uin
         if (refused)
             ret_heard->order = WK_ORDER_SHAPE;
         if (e != ERR_OK) {
-            wk_fabric_leave(r->fabric);
+            wk_fabric_leave(r->paths.fabric);
             return e;
         }
     } else {
-        wk_fabric_leave(r->fabric);
+        wk_fabric_leave(r->paths.fabric);
         return err_set(detail, ERR_INVALID, "rank 0 tells an order of %zu bytes that is none",
                        count);
     }

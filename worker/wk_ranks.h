@@ -16,6 +16,7 @@
 #include "lib/model/model.h"
 #include "proto/kv_layout.h"
 #include "worker/wk_agree.h"
+#include "worker/wk_nccl.h"
 #include "worker/wk_plan_decode.h"
 #include "worker/wk_probe.h"
 
@@ -25,9 +26,8 @@ struct wk_ranks;
 
 struct wk_ranks_options {
     uint32_t rank, ranks;
-    const char *fabric; /* "local" or "tcp" */
-    const char *path;   /* local: the shared file */
-    const char *nodes;  /* tcp: HOST:PORT of every rank, by commas */
+    const char *path;   /* of one host: the shared file */
+    const char *nodes;  /* over tcp: HOST:PORT of every rank, by commas; "": one host */
     const char *keys;   /* tcp: file of lib/net/keys.h; "": in the clear */
     const char *memory; /* ranks above 0: file of the cache rows */
     uint32_t boot; /* of the host: rows from under another are gone; 0 = unknown: none are kept */
@@ -35,8 +35,13 @@ struct wk_ranks_options {
     uint32_t deadline_ms, silence_ms;
     uint32_t interleave;           /* of cache rows by position; 0: every rank keeps all of them */
     struct wk_probe_floors floors; /* of the fabric's self-test */
+    bool nccl;                     /* activations go over it, all else over the fabric */
+    struct wk_nccl_settings nccl_settings;
+    const char *nccl_library, *cuda_library; /* "" = the usual ones */
+    uint32_t cuda_device;
 };
 
+/* ERR_UNSUPPORTED: NCCL is asked for and it, or a GPU, is not there. */
 MUST_USE enum err wk_ranks_create(const struct wk_ranks_options *options, struct wk_ranks **ret_r,
                                   struct err_detail *detail);
 void wk_ranks_destroy(struct wk_ranks **r_p);

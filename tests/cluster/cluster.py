@@ -123,6 +123,7 @@ class Cluster:
         for key, value in sets.items():
             self.sets[key.replace("__", ".", 1)] = str(value)
         self.groups = int(self.sets.get("worker.groups", 1))
+        self.ranks = int(self.sets.get("worker.ranks", 1))
 
     def tandem(self, *arguments, timeout=120, check=True):
         run = subprocess.run([*self.prefix, TANDEM, "--build", BUILD, "--run_dir", self.run_dir, "--state_dir",
@@ -171,9 +172,13 @@ class Cluster:
         return "\n".join(out)
 
     def names(self):
-        """All roles, those of further groups with their number: worker, …, worker-1."""
-        return ROLES + [f"{role}-{group}" for group in range(1, self.groups)
-                        for role in ("worker", "drafter", "kvmgr")]
+        """All roles, those of further groups and ranks with their number: worker, …, worker-1."""
+        return ROLES + [f"worker-{i}" for i in range(1, self.groups * self.ranks)] + [
+            f"{role}-{group}" for group in range(1, self.groups) for role in ("drafter", "kvmgr")]
+
+    def leaders(self):
+        """The workers that requests run on: rank 0 of each group."""
+        return ["worker"] + [f"worker-{group * self.ranks}" for group in range(1, self.groups)]
 
     def path(self, role, kind):
         name = role if role.rsplit("-", 1)[-1].isdigit() else f"{role}-0"
@@ -288,8 +293,7 @@ class Cluster:
     def ledger_settles(self, seconds=10):
         """Waits until router and workers have nothing live and their ledgers balance; returns them."""
         def settled():
-            ledgers = [self.health(role)["ledger"] for role in self.names()
-                       if role.startswith(("router", "worker"))]
+            ledgers = [self.health(role)["ledger"] for role in ["router"] + self.leaders()]
             for ledger in ledgers:
                 assert ledger["accepted"] == ledger["finished"] + ledger["failed"] \
                     + ledger["cancelled"] + ledger["live"], ledgers

@@ -65,6 +65,43 @@ def test_tcp_gives_the_golden_ids():
         texts_equal(c, greedy_cases()[:3])
 
 
+FAKE_NCCL = os.path.join(cluster.BUILD, "tests", "unit", "libfake_nccl.so")
+
+
+def test_nccl_gives_the_golden_ids():
+    """Activations over NCCL, here a library of our own that moves the bytes through a shared file; a
+    communicator dies with its group and a new one is made."""
+    fields = {"worker__ranks": 2, "worker__threads": 1, "worker__dcp": 2, "kvmgr__block_tokens": 128,
+              "worker__fabric": "nccl", "worker__nccl_library": FAKE_NCCL, "worker__cuda_library": FAKE_NCCL}
+    longest = max(greedy_cases(), key=lambda case: len(case["ids"]))
+    nodes = ",".join(f"127.0.0.1:{free_port()}" for _ in range(2))
+    for more in ({}, {"worker__fabric_nodes": nodes}):
+        with Cluster(**fields, **more) as c:
+            assert log_count(c, "worker-0", '"fabric measured" path=nccl') > 0
+            texts_equal(c, greedy_cases()[:2])
+            old = rank_pid(c, 1)
+            got, _ = stream_through(c, longest, lambda pid=old: os.kill(pid, signal.SIGKILL))
+            assert got == longest["ids"], (got, longest["ids"])
+            texts_equal(c, greedy_cases()[:1])
+            assert log_count(c, "worker-0", '"group formed"') == 2
+            c.ledger_settles()
+            c.pool_settles()
+
+
+def test_nccl_without_a_gpu_is_refused():
+    def said(**fields):
+        run = subprocess.run(
+            [os.path.join(cluster.BUILD, "worker", "tandem-worker"), "--ranks=2", "--fabric=nccl",
+             *(f"--{key}={value}" for key, value in fields.items())], capture_output=True, text=True, timeout=20,
+            check=False, cwd=cluster.ROOT, env={**os.environ, "FAKE_NCCL_FAIL": "device"})
+        assert run.returncode == 2, run
+        return run.stderr
+    fake = {"nccl_library": FAKE_NCCL, "cuda_library": FAKE_NCCL}
+    assert "needs a GPU on every node: no CUDA-capable device" in said(**fake)
+    assert "/nowhere/libnccl.so.2: cannot open" in said(**{**fake, "nccl_library": "/nowhere/libnccl.so.2"})
+    assert "libm.so.6: has no cudaGetDeviceCount" in said(**{**fake, "cuda_library": "libm.so.6"})
+
+
 def pool_tokens(c):
     return int(c.redis("HGET", "tandem:{tandem}:pool:0", "blocks_total")) * 128
 

@@ -47,7 +47,7 @@ OUTSIDE = [
     (r"^http_parser", [r"gateway/gw_http.*\.c"]),
     (r"^zstd", [r"kvmgr/km_store\.c", r"lib/model/tool/.*"]),
     (r"^(immintrin|arm_neon|x86intrin|emmintrin)", [r"kernels/cpu/.*", r"kernels/op_cpu\.c"]),
-    (r"^(cuda|nccl)", [r"kernels/cuda/.*", r"worker/wk_fabric_nccl\.c", r"worker/.*cuda.*"]),
+    (r"^(cuda|nccl)", [r"kernels/cuda/.*", r"worker/wk_nccl_header\.c", r"worker/.*cuda.*"]),
     (r"^(cmocka|jansson)", [r"tests/.*"]),
 ]
 CORE_FORBIDDEN = re.compile(

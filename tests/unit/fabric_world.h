@@ -27,6 +27,7 @@ struct world {
     struct wk_local *local;
     const struct wk_fault_options *faults[WK_RANKS_MAX]; /* NULL = none */
     struct hash128 settings[WK_RANKS_MAX];
+    struct wk_link (*link)(const struct world *w, uint32_t rank); /* NULL = the local one */
     void (*body)(struct world *w, struct wk_fabric *f, uint32_t rank);
     void *arg;
 };
@@ -64,7 +65,9 @@ static inline struct wk_fabric *world_fabric(const struct world *w, struct wk_lo
 {
     struct err_detail detail = {{0}};
     struct wk_link link;
-    if (wk_link_local(local, rank, &link, &detail) != ERR_OK) {
+    if (w->link != NULL) {
+        link = w->link(w, rank);
+    } else if (wk_link_local(local, rank, &link, &detail) != ERR_OK) {
         fprintf(stderr, "%s\n", detail.text);
         abort();
     }

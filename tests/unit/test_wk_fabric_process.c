@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "lib/base/clock.h"
+#include "worker/wk_group.h"
 #include "worker/wk_probe.h"
 
 #define COUNT 4096u
@@ -193,9 +194,11 @@ static void body_probe(struct world *w, struct wk_fabric *f, uint32_t rank)
     struct wk_probe_report *reports = w->arg;
     struct err_detail detail = {{0}};
     struct wk_probe_floors none = {0, 0}, high = {0, 1u << 30};
+    struct wk_paths paths = {.fabric = f};
+    struct model_group group = wk_group(&paths, rank, w->ranks, SHARD_MOE_AUTO, 0);
     must_join(f, 10000);
-    MUST(wk_probe_run(f, &none, "local", &reports[rank], &detail) == ERR_OK);
-    MUST(wk_probe_run(f, &high, "local", &reports[rank], &detail) == ERR_UNSUPPORTED);
+    MUST(wk_probe_run(f, &group, &none, "local", &reports[rank], &detail) == ERR_OK);
+    MUST(wk_probe_run(f, &group, &high, "local", &reports[rank], &detail) == ERR_UNSUPPORTED);
     MUST(strstr(detail.text, "the floor is 1073741824 MB/s") != NULL);
     MUST(wk_barrier(f) == ERR_OK);
 }

@@ -1,18 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* NCCL's logic against a table of our own: what is called in which order, and what every kind of
- * trouble ends in.  Two threads are the ranks; device memory is memory. */
+ * trouble ends in; and host memory through it, over a library of our own that moves bytes.  Two
+ * threads are the ranks; device memory is memory. */
 #include "tests/unit/fabric_world.h"
 
 #include <stdatomic.h>
 
+#include "lib/base/check.h"
 #include "lib/base/clock.h"
-#include "worker/wk_nccl.h"
+#include "worker/wk_nccl_host.h"
+#include "worker/wk_ranks.h"
+
+/* jemalloc's, where the program is linked with it. */
+int mallctl(const char *name, void *old, size_t *old_bytes, void *new, size_t new_bytes)
+    __attribute__((weak));
 
 struct fake {
     int version, init_polls, stream_polls; /* polls until done; -1 = never */
     int init_result, gather_result, async_error, stream_error;
-    int polls, inits, aborts, destroys, gathers, groups, sends, receives;
-    int ctas_max, blocking;
+    int polls, inits, aborts, gathers, groups, sends, receives;
+    int ctas_max, blocking, device, device_result;
     struct wk_nccl_id id;
 };
 
@@ -46,7 +53,7 @@ static int fake_init(void **ret_comm, int ranks, struct wk_nccl_id id, int rank,
 
 static int fake_error(void *comm, int *ret)
 {
-    MUST(comm == self && self->aborts == 0 && self->destroys == 0);
+    MUST(comm == self && self->aborts == 0);
     *ret = self->polls == 0 ? self->async_error : WK_NCCL_IN_PROGRESS;
     self->polls -= self->polls > 0;
     return 0;
@@ -56,12 +63,6 @@ static int fake_abort(void *comm)
 {
     MUST(comm == self);
     return self->aborts++, 0;
-}
-
-static int fake_destroy(void *comm)
-{
-    MUST(comm == self && self->aborts == 0);
-    return self->destroys++, 0;
 }
 
 static int fake_gather(const void *own, void *all, size_t count, int type, void *comm, void *stream)
@@ -107,13 +108,23 @@ static int fake_query(void *stream)
     return WK_CUDA_NOT_READY;
 }
 
+static const char *fake_cuda_text(int error)
+{
+    return error == 719 ? "unspecified launch failure" : "some CUDA error";
+}
+
+static int fake_device(int device)
+{
+    self->device = device;
+    return self->device_result;
+}
+
 static const struct wk_nccl_table table = {
     .get_version = fake_version,
     .get_unique_id = fake_id,
     .comm_init = fake_init,
     .comm_error = fake_error,
     .comm_abort = fake_abort,
-    .comm_destroy = fake_destroy,
     .all_gather = fake_gather,
     .send = fake_send,
     .receive = fake_receive,
@@ -121,6 +132,8 @@ static const struct wk_nccl_table table = {
     .group_end = fake_group,
     .error_text = fake_text,
     .stream_query = fake_query,
+    .cuda_text = fake_cuda_text,
+    .device_set = fake_device,
 };
 
 struct play {
@@ -128,9 +141,16 @@ struct play {
     enum err created[2], gathered[2], exchanged[2], again[2];
     struct err_detail detail[2];
     uint64_t us[2];
-    bool hangs;    /* something never ends: a short deadline */
-    uint32_t gone; /* rank 1 leaves the process instead of gathering */
+    bool hangs;          /* something never ends: a short deadline */
+    uint32_t gone;       /* rank 1 leaves the process instead of gathering */
+    atomic_bool decided; /* rank 0 has a communicator, or has none */
 };
+
+static enum err gather(struct wk_nccl *n, const char *own, char *all)
+{
+    TRY(wk_nccl_all_gather(n, own, 8, all, self));
+    return wk_nccl_wait(n, self, "all_gather");
+}
 
 static void body(struct world *w, struct wk_fabric *f, uint32_t rank)
 {
@@ -139,20 +159,29 @@ static void body(struct world *w, struct wk_fabric *f, uint32_t rank)
     char own[16] = "a.......b......", all[16];
     self = &p->fakes[rank];
     must_join(f, 10000);
-    struct wk_nccl_options o = {
-        .table = &table, .fabric = f, .deadline_ms = p->hangs ? 300 : 5000, .ctas_max = 8};
+    struct wk_nccl_options o = {.table = &table,
+                                .fabric = f,
+                                .deadline_ms = p->hangs ? 300 : 5000,
+                                .ctas_max = 8,
+                                .device = rank};
     uint64_t begun = clock_mono_us();
     p->created[rank] = wk_nccl_create(&o, &n, &p->detail[rank]);
+    if (rank == 0)
+        atomic_store(&p->decided, true);
     if (p->created[rank] == ERR_OK && !(p->gone && rank == 1)) {
-        p->gathered[rank] = wk_nccl_all_gather(n, own, 8, all, self);
-        p->again[rank] = wk_nccl_all_gather(n, own, 8, all, self);
+        p->gathered[rank] = gather(n, own, all);
+        p->again[rank] = gather(n, own, all);
         p->exchanged[rank] = wk_nccl_all_to_all(n, own, 8, all, self);
+        if (p->exchanged[rank] == ERR_OK)
+            p->exchanged[rank] = wk_nccl_wait(n, self, "all_to_all");
         if (p->exchanged[rank] == ERR_OK)
             MUST(all[0] == 'A' && all[8] == 'B');
         wk_nccl_fault(n, &p->detail[rank]);
         if (p->gathered[rank] == ERR_OK)
             MUST(wk_barrier(f) == ERR_OK);
     }
+    while (p->gone && !atomic_load(&p->decided))
+        usleep(1000);
     p->us[rank] = clock_mono_us() - begun;
     wk_nccl_destroy(&n);
 }
@@ -181,8 +210,8 @@ static void test_sound(void **state)
         assert_int_equal(k->gathers, 2);
         assert_int_equal(k->sends + k->receives, 4);
         assert_int_equal(k->groups, 2);
-        assert_int_equal(k->aborts, 0);
-        assert_int_equal(k->destroys, 1);
+        assert_int_equal(k->aborts, 1); /* at the end: destroying might wait for the other */
+        assert_int_equal(k->device, r);
         assert_int_equal(k->ctas_max, 8);
         assert_int_equal(k->blocking, 0);
         assert_int_equal(k->id.bytes[77], 0x5a); /* rank 0's id reached both */
@@ -195,7 +224,6 @@ static void expect_failed(const struct play *p, int first, enum err code, const 
     for (int r = 0; r < 2; r++) {
         assert_true(p->us[r] < 5000000);
         assert_int_equal(p->fakes[r].aborts, 1);
-        assert_int_equal(p->fakes[r].destroys, 0);
     }
     assert_non_null(strstr(p->detail[first].text, words));
     assert_true(p->created[first] == code || p->gathered[first] == code);
@@ -221,6 +249,17 @@ static void test_init_fails(void **state)
     assert_non_null(strstr(p.detail[1].text, "communicator: unhandled system error"));
     assert_int_not_equal(p.created[0], ERR_OK); /* all or none */
     assert_int_equal(p.fakes[0].aborts, 1);
+}
+
+static void test_no_device(void **state)
+{
+    (void)state;
+    struct fake bad = sound;
+    bad.device_result = 719;
+    struct play p = play_run(&sound, &bad, 0);
+    assert_int_equal(p.created[1], ERR_IO);
+    assert_non_null(strstr(p.detail[1].text, "device: unspecified launch failure"));
+    assert_int_not_equal(p.created[0], ERR_OK);
 }
 
 static void test_old_version(void **state)
@@ -255,7 +294,7 @@ static void test_async_error(void **state)
     bad = sound;
     bad.stream_error = 719;
     p = play_run(&stuck, &bad, 0);
-    expect_failed(&p, 1, ERR_IO, "CUDA error");
+    expect_failed(&p, 1, ERR_IO, "all_gather: unspecified launch failure");
 }
 
 /* A rank that has gone is noticed by its silence on the fabric, before any deadline. */
@@ -268,6 +307,208 @@ static void test_peer_gone(void **state)
     assert_true(p.gathered[0] == ERR_CLOSED || p.gathered[0] == ERR_EPOCH);
     assert_int_equal(p.fakes[0].aborts, 1);
     assert_true(p.us[0] < 5000000);
+}
+
+/* ---- host memory, over a library that moves bytes ---- */
+
+#define HOST_MAX (3 * WK_NCCL_PIECE_BYTES + 12)
+
+static struct wk_nccl_table moving;
+
+static void fill(uint8_t *bytes, size_t count, uint32_t seed)
+{
+    for (size_t i = 0; i < count; i++)
+        bytes[i] = (uint8_t)((i * 2654435761u + seed * 40503u) >> 7);
+}
+
+/* The same bits as the fabric's own, for sizes around a piece, and in place. */
+static void compare_one(struct wk_fabric *f, struct wk_nccl_host *h, size_t bytes, uint8_t *m[4])
+{
+    uint32_t rank = wk_fabric_rank(f);
+    float *a = (float *)(void *)m[2], *b = (float *)(void *)m[3];
+    fill(m[0], 2 * bytes, rank + 1);
+    MUST(wk_all_gather(f, m[0], bytes, m[1]) == ERR_OK);
+    MUST(wk_nccl_host_gather(h, m[0], bytes, m[2]) == ERR_OK);
+    MUST(memcmp(m[1], m[2], 2 * bytes) == 0);
+    memmove(m[3] + rank * bytes, m[0], bytes);
+    MUST(wk_nccl_host_gather(h, m[3] + rank * bytes, bytes, m[3]) == ERR_OK);
+    MUST(memcmp(m[1], m[3], 2 * bytes) == 0);
+    MUST(wk_all_to_all(f, m[0], bytes, m[1]) == ERR_OK);
+    MUST(wk_nccl_host_to_all(h, m[0], bytes, m[2]) == ERR_OK);
+    MUST(memcmp(m[1], m[2], 2 * bytes) == 0);
+    size_t count = bytes / sizeof *a;
+    for (size_t i = 0; i < count; i++)
+        a[i] = b[i] = (float)m[0][i] / 7 + (float)rank * 1e-3f;
+    MUST(wk_all_reduce(f, a, count) == ERR_OK);
+    MUST(wk_nccl_host_reduce(h, b, count) == ERR_OK);
+    MUST(memcmp(a, b, count * sizeof *a) == 0);
+}
+
+static void body_host(struct world *w, struct wk_fabric *f, uint32_t rank)
+{
+    static const size_t sizes[] = {
+        0,       4, 4096, WK_NCCL_PIECE_BYTES - 4, WK_NCCL_PIECE_BYTES, WK_NCCL_PIECE_BYTES + 4,
+        HOST_MAX};
+    struct wk_nccl_options o = {.table = &moving, .fabric = f, .deadline_ms = 20000};
+    struct err_detail detail = {{0}};
+    uint8_t *m[4];
+    (void)w;
+    must_join(f, 10000);
+    for (int i = 0; i < 4; i++)
+        MUST((m[i] = malloc(2 * HOST_MAX)) != NULL);
+    for (int forming = 0; forming < 2; forming++) { /* a new communicator after the first */
+        struct wk_nccl_host *h = NULL;
+        if (wk_nccl_host_create(&o, &h, &detail) != ERR_OK)
+            fprintf(stderr, "rank %u: %s\n", rank, detail.text);
+        MUST(h != NULL);
+        uint64_t before = 0, after = 0;
+        size_t size = sizeof before;
+        compare_one(f, h, 4, m); /* the loader takes memory for a library's own of a thread */
+        if (mallctl != NULL)
+            MUST(mallctl("thread.allocated", &before, &size, NULL, 0) == 0);
+        for (size_t i = 0; i < ARRAY_COUNT(sizes); i++)
+            compare_one(f, h, sizes[i], m);
+        if (mallctl != NULL)
+            MUST(mallctl("thread.allocated", &after, &size, NULL, 0) == 0);
+        MUST(after == before); /* a call takes no memory */
+        MUST(wk_barrier(f) == ERR_OK);
+        wk_nccl_host_destroy(&h);
+    }
+    for (int i = 0; i < 4; i++)
+        free(m[i]);
+}
+
+static void fake_load(void)
+{
+    char path[1024];
+    struct err_detail detail = {{0}};
+    struct wk_nccl_settings s = {.hca = "", .interface = ""};
+    snprintf(path, sizeof path, "%s/tests/unit/libfake_nccl.so", getenv("TANDEM_BUILD_ROOT"));
+    if (wk_nccl_load(path, path, &s, &moving, &detail) != ERR_OK)
+        fail_msg("%s", detail.text);
+}
+
+static void test_host(void **state)
+{
+    (void)state;
+    struct world w;
+    fake_load();
+    assert_int_equal(wk_nccl_device(&moving, 1, NULL), ERR_OK);
+    world_init(&w, 2, 16384);
+    w.deadline_ms = 20000;
+    world_run(&w, body_host, NULL);
+    world_fini(&w);
+}
+
+/* What goes wrong with one exchange takes the group with it, on both ranks, in bounded time. */
+static void body_trouble(struct world *w, struct wk_fabric *f, uint32_t rank)
+{
+    struct wk_nccl_options o = {.table = &moving, .fabric = f, .deadline_ms = 2000};
+    struct err_detail *why = w->arg;
+    struct wk_nccl_host *h = NULL;
+    float values[8] = {0};
+    must_join(f, 10000);
+    enum err e = wk_nccl_host_create(&o, &h, &why[rank]);
+    if (e == ERR_OK) {
+        /* Ranks that differ in their sizes: the stream says so. */
+        e = wk_nccl_host_reduce(h, values, rank == 0 ? 8 : 4);
+        MUST(e != ERR_OK && wk_nccl_host_reduce(h, values, 8) == e);
+        MUST(wk_nccl_host_to_all(h, values, 4, values + 4) == e);
+    }
+    MUST(e != ERR_OK && wk_fabric_fault(f, &why[rank]) != ERR_OK);
+    wk_nccl_host_destroy(&h);
+}
+
+static void test_host_trouble(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {"", "init", "gather", "stream"};
+    for (size_t i = 0; i < ARRAY_COUNT(kinds); i++) {
+        struct world w;
+        struct err_detail why[2] = {{{0}}};
+        setenv("FAKE_NCCL_FAIL", kinds[i], 1);
+        fake_load();
+        world_init(&w, 2, 16384);
+        uint64_t begun = clock_mono_us();
+        world_run(&w, body_trouble, why);
+        world_fini(&w);
+        assert_true(clock_mono_us() - begun < 10000000);
+        assert_non_null(strstr(why[0].text, "nccl "));
+    }
+    unsetenv("FAKE_NCCL_FAIL");
+}
+
+/* ---- ranks that would exchange over different things ---- */
+
+struct half {
+    const char *path, *library;
+    uint32_t rank;
+    bool nccl;
+    enum err formed;
+    struct err_detail detail;
+};
+
+static void *half_main(void *arg)
+{
+    static const atomic_bool stop = false;
+    static const struct hash128 same;
+    struct half *h = arg;
+    struct wk_ranks *r = NULL;
+    struct wk_ranks_options o = {.rank = h->rank,
+                                 .ranks = 2,
+                                 .path = h->path,
+                                 .nodes = "",
+                                 .deadline_ms = 20000,
+                                 .silence_ms = 10000,
+                                 .nccl = h->nccl,
+                                 .nccl_settings = {.hca = "", .interface = ""},
+                                 .nccl_library = h->library,
+                                 .cuda_library = h->library};
+    MUST(wk_ranks_create(&o, &r, &h->detail) == ERR_OK);
+    h->formed = wk_ranks_form(r, &same, &stop, &h->detail);
+    if (h->formed == ERR_OK)
+        MUST(wk_barrier(wk_ranks_fabric(r)) == ERR_OK);
+    usleep(300000); /* until the other has seen why */
+    wk_ranks_destroy(&r);
+    return NULL;
+}
+
+static void test_halves(void **state)
+{
+    struct world w;
+    char library[1024];
+    (void)state;
+    if (!wk_nccl_built())
+        skip();
+    snprintf(library, sizeof library, "%s/tests/unit/libfake_nccl.so", getenv("TANDEM_BUILD_ROOT"));
+    for (int both = 0; both < 2; both++) {
+        pthread_t threads[2];
+        struct half halves[2] = {{.rank = 0, .nccl = both}, {.rank = 1, .nccl = true}};
+        world_init(&w, 2, 1024);
+        for (int i = 0; i < 2; i++) {
+            halves[i].path = w.path;
+            halves[i].library = library;
+            assert_int_equal(pthread_create(&threads[i], NULL, half_main, &halves[i]), 0);
+        }
+        for (int i = 0; i < 2; i++)
+            pthread_join(threads[i], NULL);
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(halves[i].formed, both ? ERR_OK : ERR_INVALID);
+        world_fini(&w);
+    }
+}
+
+static void test_no_gpu(void **state)
+{
+    (void)state;
+    struct err_detail detail;
+    fake_load();
+    assert_int_equal(wk_nccl_device(&moving, 2, &detail), ERR_UNSUPPORTED);
+    assert_non_null(strstr(detail.text, "cuda_device is 2, 2 are here"));
+    setenv("FAKE_NCCL_FAIL", "device", 1);
+    assert_int_equal(wk_nccl_device(&moving, 0, &detail), ERR_UNSUPPORTED);
+    assert_non_null(strstr(detail.text, "no CUDA-capable device is detected"));
+    unsetenv("FAKE_NCCL_FAIL");
 }
 
 static void test_load(void **state)
@@ -288,13 +529,12 @@ static void test_load(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sound),
-        cmocka_unit_test(test_init_hangs),
-        cmocka_unit_test(test_init_fails),
-        cmocka_unit_test(test_old_version),
-        cmocka_unit_test(test_collective_hangs),
-        cmocka_unit_test(test_async_error),
-        cmocka_unit_test(test_peer_gone),
+        cmocka_unit_test(test_sound),       cmocka_unit_test(test_init_hangs),
+        cmocka_unit_test(test_init_fails),  cmocka_unit_test(test_no_device),
+        cmocka_unit_test(test_old_version), cmocka_unit_test(test_collective_hangs),
+        cmocka_unit_test(test_async_error), cmocka_unit_test(test_peer_gone),
+        cmocka_unit_test(test_host),        cmocka_unit_test(test_host_trouble),
+        cmocka_unit_test(test_halves),      cmocka_unit_test(test_no_gpu),
         cmocka_unit_test(test_load),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -185,8 +185,8 @@ static struct wk_ranks *duo_open(struct duo *d, uint32_t rank)
     snprintf(memory, sizeof memory, "%s/rows", d->w.dir);
     struct wk_ranks_options o = {.rank = rank,
                                  .ranks = 2,
-                                 .fabric = "local",
                                  .path = d->w.path,
+                                 .nodes = "",
                                  .memory = rank > 0 ? memory : NULL,
                                  .deadline_ms = 5000,
                                  .silence_ms = 3000,
