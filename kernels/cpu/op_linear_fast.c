@@ -16,42 +16,55 @@
 #include "kernels/op_exl3.h"
 #include "lib/base/check.h"
 
-#define PACK_ROWS   144              /* rows of x packed together: 297 KiB */
-#define PACK_STRIDE (DOT_BLOCK + 16) /* rows must not all begin in the same cache set */
-#define ROWS_DIRECT 2                /* up to here packing costs more than it saves */
+#define PACK_ROWS    144              /* rows of x packed together: 297 KiB */
+#define PACK_STRIDE  (DOT_BLOCK + 16) /* rows must not all begin in the same cache set */
+#define ORDER_FLOATS (VF_ROWS * 8192)
+#define ROWS_DIRECT  2 /* up to here packing costs more than it saves */
+
+/* One vector's width of columns. */
+VF_INLINE void direct_columns(const void *const w[DOT_OUTS], enum op_dtype dtype,
+                              const float *const x[ROWS_DIRECT], uint32_t i, int outs, int rows,
+                              vf acc[ROWS_DIRECT][DOT_OUTS])
+{
+    vf xs[ROWS_DIRECT];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++)
+        xs[r] = vf_load(x[r] + i);
+#pragma GCC unroll 4
+    for (int o = 0; o < outs; o++) {
+        vf ws = weights_at(w[o], i, dtype);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++)
+            acc[r][o] = vf_fma(ws, xs[r], acc[r][o]);
+    }
+}
 
 /* One block of `outs` weight rows against `rows` rows of x, all where they lie.
- * NOTE: `ahead` is the same place in the next weight rows: they follow in memory, and a row is too
- * short for the hardware's own prefetcher to get going. */
+ * NOTE: `ahead` are the bytes to the same place in the next weight rows, which follow in memory: a
+ * row is often no longer than a page, where the hardware's own prefetcher begins anew. */
 VF_INLINE void direct_block(const void *const w[DOT_OUTS], enum op_dtype dtype,
                             const float *const x[ROWS_DIRECT], uint32_t n, int outs, int rows,
-                            const char *ahead, vf4 ret_sums[ROWS_DIRECT])
+                            uint64_t ahead, vf4 ret_sums[ROWS_DIRECT])
 {
     vf acc[ROWS_DIRECT][DOT_OUTS];
-    const int bytes = dtype == OP_F32 ? 4 : 2;
+    const uint32_t bytes = dtype == OP_F32 ? 4 : 2, line = 64 / bytes;
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
         for (int o = 0; o < DOT_OUTS; o++)
             acc[r][o] = vf_zero();
     uint32_t i = 0;
-    for (; i + VF_LANES <= n; i += VF_LANES) {
+    for (; i + line <= n; i += line) {
         if (outs == DOT_OUTS)
 #pragma GCC unroll 4
-            for (int line = 0; line < VF_LANES * DOT_OUTS * bytes; line += 64)
-                __builtin_prefetch(ahead + (size_t)i * DOT_OUTS * bytes + line, 0, 2);
-        vf xs[ROWS_DIRECT];
+            for (int o = 0; o < outs; o++)
+                __builtin_prefetch((const char *)w[o] + ahead + (size_t)i * bytes, 0, 3);
 #pragma GCC unroll 4
-        for (int r = 0; r < rows; r++)
-            xs[r] = vf_load(x[r] + i);
-#pragma GCC unroll 4
-        for (int o = 0; o < outs; o++) {
-            vf ws = weights_at(w[o], i, dtype);
-#pragma GCC unroll 4
-            for (int r = 0; r < rows; r++)
-                acc[r][o] = vf_fma(ws, xs[r], acc[r][o]);
-        }
+        for (uint32_t k = 0; k < line; k += VF_LANES)
+            direct_columns(w, dtype, x, i + k, outs, rows, acc);
     }
+    for (; i + VF_LANES <= n; i += VF_LANES)
+        direct_columns(w, dtype, x, i, outs, rows, acc);
     if (i < n)
         for (int o = 0; o < outs; o++) {
             vf ws = weights_at_n(w[o], i, dtype, n - i);
@@ -70,7 +83,7 @@ VF_INLINE void direct_outs(const struct linear_job *j, enum op_dtype dtype, uint
     const int bytes = dtype == OP_F32 ? 4 : 2;
     vf4 total[ROWS_DIRECT] = {{0}}, sums[ROWS_DIRECT];
     const char *base = (const char *)j->w->data + (uint64_t)o * j->in * bytes;
-    const char *ahead = base + (size_t)DOT_OUTS * j->in * bytes;
+    uint64_t ahead = (uint64_t)DOT_OUTS * j->in * bytes;
     for (uint32_t i = 0; i < j->in; i += DOT_BLOCK) {
         uint32_t n = j->in - i < DOT_BLOCK ? j->in - i : DOT_BLOCK;
         const void *w[DOT_OUTS] = {0};
@@ -79,7 +92,7 @@ VF_INLINE void direct_outs(const struct linear_job *j, enum op_dtype dtype, uint
             w[k] = base + ((uint64_t)k * j->in + i) * bytes;
         for (int r = 0; r < rows; r++)
             x[r] = job_x(j, (uint32_t)r) + i;
-        direct_block(w, dtype, x, n, outs, rows, ahead + (size_t)i * DOT_OUTS * bytes, sums);
+        direct_block(w, dtype, x, n, outs, rows, ahead, sums);
         for (int r = 0; r < rows; r++)
             total[r] = i == 0 ? sums[r] : total[r] + sums[r];
     }
@@ -115,11 +128,20 @@ static void direct(const struct linear_job *j, uint32_t o, uint32_t end)
         direct_dtype(j, OP_F16, o, end);
 }
 
+static bool wants_order(const struct linear_job *j)
+{
+    return j->w->quantised != NULL && quant_ordered(j->w->quantised) && !j->ordered;
+}
+
 static void pack_rows(const struct linear_job *j, uint32_t row, uint32_t rows, uint32_t i,
-                      uint32_t n, float (*pack)[PACK_STRIDE])
+                      uint32_t n, bool order, float (*pack)[PACK_STRIDE])
 {
     for (uint32_t r = 0; r < rows; r++) {
         const float *x = job_x(j, row + r) + i;
+        if (order) {
+            OP_FAST(quant_order)(x, n, pack[r]);
+            continue;
+        }
         VF_EACH(n, c, count)
         vf_store(&pack[r][c], vf_get(x + c, count));
     }
@@ -180,7 +202,7 @@ static void packed(const struct linear_job *j, uint32_t begin, uint32_t end)
 {
     _Alignas(64) float pack[PACK_ROWS][PACK_STRIDE];
     _Alignas(64) float w[DOT_OUTS][PACK_STRIDE];
-    bool in_place = j->rows <= VF_ROWS;
+    bool order = wants_order(j), in_place = j->rows <= VF_ROWS && !order;
     struct pass p;
     for (p.row = 0; p.row < j->rows; p.row += PACK_ROWS) {
         p.rows = j->rows - p.row < PACK_ROWS ? j->rows - p.row : PACK_ROWS;
@@ -189,7 +211,7 @@ static void packed(const struct linear_job *j, uint32_t begin, uint32_t end)
             p.n = in_place ? n : (n + VF_LANES - 1) / VF_LANES * VF_LANES;
             p.add = i != 0;
             if (!in_place)
-                pack_rows(j, p.row, p.rows, i, n, pack);
+                pack_rows(j, p.row, p.rows, i, n, order, pack);
             for (uint32_t r = 0; r < p.rows; r++)
                 p.x[r] = in_place ? job_x(j, p.row + r) + i : pack[r];
             for (uint32_t o = begin; o < end; o += DOT_OUTS) {
@@ -202,27 +224,40 @@ static void packed(const struct linear_job *j, uint32_t begin, uint32_t end)
     }
 }
 
-/* DOT_OUTS outputs of one row; false if the weight must go the general way. */
-static bool quantised_outs(const struct linear_job *j, uint32_t o)
-{
-    const float *x = job_x(j, 0);
-    vf4 total = {0}, sums;
-    for (uint32_t i = 0; i < j->in; i += DOT_BLOCK) {
-        uint32_t n = j->in - i < DOT_BLOCK ? j->in - i : DOT_BLOCK;
-        if (!OP_FAST(quant_dots)(j->w->quantised, o, i, n, x + i, &sums))
-            return false;
-        total = i == 0 ? sums : total + sums;
-    }
-    memcpy(j->y + o, &total, sizeof(total));
-    return true;
-}
-
 /* Few rows of a quantised weight: each weight row is read from end to end. */
 static void packed_few(const struct linear_job *j, uint32_t begin, uint32_t end)
 {
-    for (uint32_t o = begin; o < end; o += DOT_OUTS)
-        if (j->rows != 1 || end - o < DOT_OUTS || !quantised_outs(j, o))
-            packed(j, o, o + DOT_OUTS < end ? o + DOT_OUTS : end);
+    bool alone = j->rows == 1 && !wants_order(j);
+    uint32_t most = quant_rows(j->w->quantised);
+    for (uint32_t o = begin; o < end;) {
+        uint32_t outs = end - o < most ? DOT_OUTS : most;
+        if (!alone || end - o < DOT_OUTS ||
+            !OP_FAST(quant_dots)(j->w->quantised, o, outs, job_x(j, 0), j->y + o)) {
+            outs = end - o < DOT_OUTS ? end - o : DOT_OUTS;
+            packed(j, o, o + outs);
+        }
+        o += outs;
+    }
+}
+
+/* The same with the rows of x brought into the weight's order once, if there is room for them. */
+static void ordered_few(const struct linear_job *j, uint32_t begin, uint32_t end)
+{
+    _Alignas(64) float x[ORDER_FLOATS];
+    struct linear_job ordered = *j;
+    uint64_t stride = ((uint64_t)j->in + VF_LANES - 1) / VF_LANES * VF_LANES;
+    if (stride * j->rows > ORDER_FLOATS) {
+        packed_few(j, begin, end);
+        return;
+    }
+    for (uint32_t r = 0; r < j->rows; r++)
+        OP_FAST(quant_order)(job_x(j, r), j->in, x + r * stride);
+    ordered.x = x;
+    ordered.x_rows = NULL;
+    ordered.x_first = 0;
+    ordered.x_stride = stride;
+    ordered.ordered = true;
+    packed_few(&ordered, begin, end);
 }
 
 static void add_bias(const struct linear_job *j, uint32_t begin, uint32_t end)
@@ -237,6 +272,8 @@ static void linear_run(const struct linear_job *j, uint32_t begin, uint32_t end)
     const struct op_quantised *q = j->w->quantised;
     if (q == NULL && j->rows <= ROWS_DIRECT)
         direct(j, begin, end);
+    else if (q != NULL && j->rows <= VF_ROWS && wants_order(j))
+        ordered_few(j, begin, end);
     else if (q != NULL && j->rows <= VF_ROWS)
         packed_few(j, begin, end);
     else

@@ -4,7 +4,6 @@
 
 #include <stdbool.h>
 
-#include "kernels/cpu/op_dot_tile.h"
 #include "kernels/op_dtype.h"
 #include "kernels/op_number.h"
 #include "lib/base/check.h"
@@ -15,7 +14,7 @@
 #define FP4_SCALES   (DOT_BLOCK / 16)                /* of a piece of a row, one for 16 columns */
 
 /* True if a code of the run is NaN: such a row takes the slow way. */
-static bool has_nan(const uint8_t *codes, uint32_t n)
+VF_INLINE bool has_nan(const uint8_t *codes, uint32_t n)
 {
     int found = bytes_have_nan(codes, n / 32 * 32);
     for (uint32_t i = n / 32 * 32; i < n; i++)
@@ -146,22 +145,74 @@ VF_INLINE void nibbles32(const uint8_t *codes, vf out[32 / VF_LANES])
 }
 #endif
 
+/* What the scales of NVFP4 are multiplied with: values come doubled. */
+static float fp4_global(const struct op_quantised *w)
+{
+    return w->global_divides ? 0.5f / w->global : 0.5f * w->global;
+}
+
+VF_INLINE void nvfp4_scales(const uint8_t *codes, uint32_t count, float global, float *out)
+{
+    uint32_t i = 0;
+    if (global < SCALE_MAX && global > -SCALE_MAX && !has_nan(codes, count))
+        for (; i + VF_LANES <= count; i += VF_LANES)
+            vf_store(out + i, vf_from_e4m3(codes + i) * (global * E4M3_FACTOR));
+    for (; i < count; i++)
+        out[i] = op_e4m3_values[codes[i]] * global;
+}
+
 /* The scales of n columns, a multiple of 32, for 16 columns each, times a half. */
-VF_INLINE void fp4_scales(const struct op_quantised *w, const uint8_t *scales, uint32_t n,
+VF_INLINE void fp4_scales(enum op_format format, const uint8_t *scales, uint32_t n, float global,
                           float *out)
 {
-    if (w->format == OP_FORMAT_MXFP4) {
+    if (format == OP_FORMAT_MXFP4)
         for (uint32_t i = 0; i < n / 32; i++)
             out[2 * i] = out[2 * i + 1] = power_of_two(scales[i]) * 0.5f;
-        return;
-    }
-    float global = w->global_divides ? 0.5f / w->global : 0.5f * w->global;
+    else if (n == DOT_BLOCK) /* known to the compiler: whole vectors */
+        nvfp4_scales(scales, DOT_BLOCK / 16, global, out);
+    else
+        nvfp4_scales(scales, n / 16, global, out);
+}
+
+#if FP4_RUN > 0
+/* Twice the values of a run of FP4_RUN columns, in their order: vector k of eight. */
+VF_INLINE vf run_vector(__m512i codes, int k)
+{
+    const __m512 table =
+        _mm512_setr_ps(0, 1, 2, 3, 4, 6, 8, 12, -0.0f, -1, -2, -3, -4, -6, -8, -12);
+    return (vf)_mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * (unsigned)k), table);
+}
+
+/* The scales of a run, one for 16 columns, as every vector of it wants them. */
+VF_INLINE vf run_scales(const float *scale)
+{
+    const __m512i pairs = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    return (vf)_mm512_permutexvar_ps(pairs, _mm512_castps256_ps512(_mm256_loadu_ps(scale)));
+}
+
+#endif
+
+void OP_FAST(quant_order)(const float *x, uint32_t n, float *out)
+{
     uint32_t i = 0;
-    if (global < SCALE_MAX && !has_nan(scales, n / 16))
-        for (; i + VF_LANES <= n / 16; i += VF_LANES)
-            vf_store(out + i, vf_from_e4m3(scales + i) * (global * E4M3_FACTOR));
-    for (; i < n / 16; i++)
-        out[i] = op_e4m3_values[scales[i]] * global;
+#if FP4_RUN > 0
+    for (; i + FP4_RUN <= n; i += FP4_RUN) {
+        vf v[8], u[8];
+        for (int k = 0; k < 8; k++)
+            v[k] = vf_load(x + i + k * VF_LANES);
+        for (int round = 0; round < 3; round++) { /* each brings the even ones before the odd */
+            for (int k = 0; k < 4; k++) {
+                u[k] = VF_EVEN(v[2 * k], v[2 * k + 1]);
+                u[k + 4] = VF_ODD(v[2 * k], v[2 * k + 1]);
+            }
+            memcpy(v, u, sizeof(v));
+        }
+        for (int k = 0; k < 8; k++)
+            vf_store(out + i + k * VF_LANES, v[k]);
+    }
+#endif
+    VF_EACH(n - i, c, count)
+    vf_store(out + i + c, vf_get(x + i + c, count));
 }
 
 /* MXFP4 (32 columns a scale) and NVFP4 (16). */
@@ -177,22 +228,42 @@ static bool fp4_row(const struct op_quantised *w, uint32_t row, uint32_t first, 
     const uint8_t *scales =
         (const uint8_t *)w->scales.data + row * w->scales.stride + first / shared;
     float scale[FP4_SCALES];
-    for (uint32_t i = 0; i < n; i += 32) {
+    fp4_scales(w->format, scales, n, nv ? fp4_global(w) : 0, scale);
+    uint32_t i = 0;
+#if FP4_RUN > 0
+    for (; i + FP4_RUN <= n; i += FP4_RUN) {
+        __m512i run = _mm512_loadu_si512(codes + i / 2);
+        vf by = run_scales(scale + i / 16);
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; k++)
+            vf_store(out + i + k * VF_LANES, run_vector(run, k) * by);
+    }
+#endif
+    for (; i < n; i += 32) {
         vf doubled[32 / VF_LANES];
-        if (i % DOT_BLOCK == 0)
-            fp4_scales(w, scales + i / shared, n - i < DOT_BLOCK ? n - i : DOT_BLOCK, scale);
         nibbles32(codes + i / 2, doubled);
 #pragma GCC unroll 8
         for (uint32_t k = 0; k < 32; k += VF_LANES)
-            vf_store(out + i + k, doubled[k / VF_LANES] * scale[(i % DOT_BLOCK + k) / 16]);
+            vf_store(out + i + k, doubled[k / VF_LANES] * scale[(i + k) / 16]);
     }
     return true;
+}
+
+/* Any row, the way of the reference. */
+static void slow_row(const struct op_quantised *w, uint32_t row, uint32_t first, uint32_t n,
+                     float *out)
+{
+    float natural[DOT_BLOCK];
+    op_quantised_row(w, row, first, n, quant_ordered(w) ? natural : out);
+    if (quant_ordered(w))
+        OP_FAST(quant_order)(natural, n, out);
 }
 
 void OP_FAST(quant_row)(const struct op_quantised *w, uint32_t row, uint32_t first, uint32_t n,
                         float *out)
 {
     bool done = false;
+    DCHECK(n <= DOT_BLOCK);
     if (w->format == OP_FORMAT_FP8)
         done = fp8_row(w, row, first, n, out);
     else if (w->format == OP_FORMAT_MXFP8)
@@ -200,36 +271,58 @@ void OP_FAST(quant_row)(const struct op_quantised *w, uint32_t row, uint32_t fir
     else if (w->format == OP_FORMAT_MXFP4 || w->format == OP_FORMAT_NVFP4)
         done = fp4_row(w, row, first, n, out);
     if (!done)
-        op_quantised_row(w, row, first, n, out);
+        slow_row(w, row, first, n, out);
     for (uint32_t i = n; i % VF_LANES != 0; i++)
         out[i] = 0;
 }
 
-/* One piece of DOT_OUTS rows. */
+/* One piece, of at most DOT_BLOCK columns, of some rows. */
 struct piece {
-    const uint8_t *codes[DOT_OUTS];
-    const uint8_t *scales[DOT_OUTS]; /* of the formats with plain scales */
+    const uint8_t *codes[QUANT_ROWS];
+    const uint8_t *scales[QUANT_ROWS]; /* of the formats with plain scales */
     const float *x;
     uint32_t n;     /* a multiple of 32 */
     uint64_t ahead; /* bytes to the same place in the next rows, which are wanted soon */
 };
 
-/* Columns [i, end), multiples of 32, under one factor for each row. */
-VF_INLINE void e4m3_dots(const struct piece *p, uint32_t i, uint32_t end, const vf factor[DOT_OUTS],
-                         vf *acc)
+/* NOTE: a row is often no longer than a page, where the hardware's own prefetcher begins anew. */
+VF_INLINE void fetch_ahead(const struct piece *p, uint32_t at, uint32_t rows)
 {
-    for (; i < end; i += 32) {
+#pragma GCC unroll 8
+    for (uint32_t o = 0; o < rows; o++)
+        __builtin_prefetch(p->codes[o] + p->ahead + at, 0, 3);
+}
+
+struct factors {
+    float at[DOT_OUTS][DOT_BLOCK / 32]; /* [o][k]: columns [32 k, 32 k + 32) of row o */
+};
+
+/* Sums of a piece of DOT_OUTS rows whose factors hold for `run` columns, a multiple of 32 of which
+ * n is one: more rows would not leave registers for all that is needed. */
+VF_INLINE vf4 e4m3_sums(const struct piece *p, const struct factors *f, uint32_t run)
+{
+    vf acc[DOT_OUTS];
+#pragma GCC unroll 4
+    for (int o = 0; o < DOT_OUTS; o++)
+        acc[o] = vf_zero();
+    for (uint32_t begin = 0; begin < p->n; begin += run) {
+        vf factor[DOT_OUTS];
 #pragma GCC unroll 4
         for (int o = 0; o < DOT_OUTS; o++)
-            __builtin_prefetch(p->codes[o] + p->ahead + i, 0, 3);
+            factor[o] = vf_all(f->at[o][begin / 32]);
+        for (uint32_t i = begin; i < begin + run; i += 32) {
+            if (i % 64 == 0)
+                fetch_ahead(p, i, DOT_OUTS);
 #pragma GCC unroll 8
-        for (uint32_t k = i; k < i + 32; k += VF_LANES) {
-            vf x = vf_load(p->x + k);
+            for (uint32_t k = 0; k < 32; k += VF_LANES) {
+                vf x = vf_load(p->x + i + k);
 #pragma GCC unroll 4
-            for (int o = 0; o < DOT_OUTS; o++)
-                acc[o] = vf_fma(vf_from_e4m3(p->codes[o] + k) * factor[o], x, acc[o]);
+                for (int o = 0; o < DOT_OUTS; o++)
+                    acc[o] = vf_fma(vf_from_e4m3(p->codes[o] + i + k) * factor[o], x, acc[o]);
+            }
         }
     }
+    return vf_sum4(acc[0], acc[1], acc[2], acc[3]);
 }
 
 /* The scales of a piece's row times E4M3_FACTOR; false if one is too large for that, or NaN. */
@@ -243,66 +336,100 @@ VF_INLINE bool mx_factors_of(const uint8_t *codes, uint32_t count, float *out)
     return most < MX_SCALE_END;
 }
 
-static bool mx_factors(const uint8_t *codes, uint32_t count, float *out)
+VF_INLINE bool mx_factors(const uint8_t *codes, uint32_t count, float *out)
 {
     if (count == DOT_BLOCK / 32) /* known to the compiler: whole vectors */
         return mx_factors_of(codes, DOT_BLOCK / 32, out);
     return mx_factors_of(codes, count, out);
 }
 
-static bool mxfp8_dots(const struct piece *p, vf *acc)
+static bool mxfp8_sums(const struct piece *p, vf4 *ret_sums)
 {
-    float factors[DOT_OUTS][DOT_BLOCK / 32];
+    struct factors f;
     for (int o = 0; o < DOT_OUTS; o++)
-        if (!mx_factors(p->scales[o], p->n / 32, factors[o]))
+        if (!mx_factors(p->scales[o], p->n / 32, f.at[o]))
             return false;
-    for (uint32_t i = 0; i < p->n; i += 32) {
-        vf factor[DOT_OUTS];
-#pragma GCC unroll 4
-        for (int o = 0; o < DOT_OUTS; o++)
-            factor[o] = vf_all(factors[o][i / 32]);
-        e4m3_dots(p, i, i + 32, factor, acc);
-    }
+    *ret_sums = e4m3_sums(p, &f, 32);
     return true;
 }
 
 /* Every scale covers whole runs of 32 columns here. */
-static bool fp8_dots(const struct op_quantised *w, uint32_t row, uint32_t first,
-                     const struct piece *p, vf *acc)
+static bool fp8_factors(const struct op_quantised *w, uint32_t row, uint32_t first, uint32_t n,
+                        float *out)
 {
-    /* Rows of one block of scales share them. */
-    uint32_t rows_left =
-        w->scales.rows_shared - (w->scales.row_phase + row) % w->scales.rows_shared;
-    for (uint32_t i = 0, end = 0; i < p->n; i = end) {
-        vf factor[DOT_OUTS];
-        float scale = 0;
-        for (uint32_t o = 0; o < DOT_OUTS; o++) {
-            if (o == 0 || o >= rows_left)
-                scale = op_quantised_scale(w, row + o, first + i, &end);
-            if (!(scale < SCALE_MAX && scale > -SCALE_MAX))
-                return false;
-            factor[o] = vf_all(scale * E4M3_FACTOR);
-        }
-        end = end - first < p->n ? end - first : p->n;
-        e4m3_dots(p, i, end, factor, acc);
+    for (uint32_t i = 0, end = 0; i < n; i = end) {
+        float scale = op_quantised_scale(w, row, first + i, &end);
+        if (!(scale < SCALE_MAX && scale > -SCALE_MAX))
+            return false;
+        end = end - first < n ? end - first : n;
+        for (uint32_t k = i / 32; k < end / 32; k++)
+            out[k] = scale * E4M3_FACTOR;
     }
     return true;
 }
 
-static void fp4_dots(const struct op_quantised *w, const struct piece *p, vf *acc)
+static bool fp8_sums(const struct op_quantised *w, uint32_t row, uint32_t first,
+                     const struct piece *p, vf4 *ret_sums)
 {
-    float scale[DOT_OUTS][FP4_SCALES];
-    for (int o = 0; o < DOT_OUTS; o++)
-        fp4_scales(w, p->scales[o], p->n, scale[o]);
-    for (uint32_t i = 0; i < p->n; i += 32) {
+    const struct op_scales *s = &w->scales;
+    struct factors f;
+    /* Rows of one block of scales share them. */
+    uint32_t rows_left = s->rows_shared - (s->row_phase + row) % s->rows_shared;
+    for (uint32_t o = 0; o < DOT_OUTS; o++) {
+        if (o > 0 && o < rows_left)
+            memcpy(f.at[o], f.at[0], sizeof(f.at[0]));
+        else if (!fp8_factors(w, row + o, first, p->n, f.at[o]))
+            return false;
+    }
+    bool wide = s->columns_shared == OP_SHARED_BY_ALL ||
+                (s->columns_shared % 128 == 0 && s->column_phase % 128 == 0);
+    if (wide && p->n % 128 == 0)
+        *ret_sums = e4m3_sums(p, &f, 128);
+    else
+        *ret_sums = e4m3_sums(p, &f, 32);
+    return true;
+}
+
+VF_INLINE void fp4_sums(enum op_format format, float global, const struct piece *p, uint32_t rows,
+                        vf4 *ret_sums)
+{
+    float scale[QUANT_ROWS][FP4_SCALES];
+    vf acc[QUANT_ROWS];
+#pragma GCC unroll 8
+    for (uint32_t o = 0; o < rows; o++) {
+        fp4_scales(format, p->scales[o], p->n, global, scale[o]);
+        acc[o] = vf_zero();
+    }
+    uint32_t i = 0;
+#if FP4_RUN > 0
+    for (; i + FP4_RUN <= p->n; i += FP4_RUN) {
+        __m512i run[QUANT_ROWS];
+        vf by[QUANT_ROWS];
+        fetch_ahead(p, i / 2, rows);
+#pragma GCC unroll 8
+        for (uint32_t o = 0; o < rows; o++) {
+            run[o] = _mm512_loadu_si512(p->codes[o] + i / 2);
+            by[o] = run_scales(scale[o] + i / 16);
+        }
+#pragma GCC unroll 8
+        for (int k = 0; k < 8; k++) {
+            vf x = vf_load(p->x + i + k * VF_LANES);
+#pragma GCC unroll 8
+            for (uint32_t o = 0; o < rows; o++)
+                acc[o] = vf_fma(run_vector(run[o], k) * by[o], x, acc[o]);
+        }
+    }
+#endif
+    for (; i < p->n; i += 32) {
         vf x[32 / VF_LANES];
+        if (i % 128 == 0)
+            fetch_ahead(p, i / 2, rows);
 #pragma GCC unroll 8
         for (uint32_t k = 0; k < 32; k += VF_LANES)
             x[k / VF_LANES] = vf_load(p->x + i + k);
-#pragma GCC unroll 4
-        for (int o = 0; o < DOT_OUTS; o++) {
+#pragma GCC unroll 8
+        for (uint32_t o = 0; o < rows; o++) {
             vf doubled[32 / VF_LANES];
-            __builtin_prefetch(p->codes[o] + p->ahead + i / 2, 0, 3);
             nibbles32(p->codes[o] + i / 2, doubled);
 #pragma GCC unroll 8
             for (uint32_t k = 0; k < 32; k += VF_LANES)
@@ -310,40 +437,80 @@ static void fp4_dots(const struct op_quantised *w, const struct piece *p, vf *ac
                     vf_fma(doubled[k / VF_LANES] * scale[o][(i + k) / 16], x[k / VF_LANES], acc[o]);
         }
     }
+#pragma GCC unroll 2
+    for (uint32_t o = 0; o < rows; o += 4)
+        ret_sums[o / 4] = vf_sum4(acc[o], acc[o + 1], acc[o + 2], acc[o + 3]);
 }
 
-bool OP_FAST(quant_dots)(const struct op_quantised *w, uint32_t row, uint32_t first, uint32_t n,
-                         const float *x, vf4 *ret_sums)
+/* True if whole rows can go the way of quant_dots, but for the values of scales. */
+static bool dots_fit(const struct op_quantised *w)
 {
-    bool fp4 = w->format == OP_FORMAT_MXFP4 || w->format == OP_FORMAT_NVFP4, done = true;
-    uint32_t shared = w->format == OP_FORMAT_NVFP4 ? 16 : 32;
-    struct piece p = {.x = x, .n = n, .ahead = DOT_OUTS * w->row_bytes};
-    vf acc[DOT_OUTS];
-    if (n % 32 != 0 || first % 32 != 0 || n > DOT_BLOCK)
+    const struct op_scales *s = &w->scales;
+    if (w->in % 32 != 0)
         return false;
-    if (w->format == OP_FORMAT_FP8) {
-        if (w->scales.column_phase % 32 != 0 || w->scales.columns_shared % 32 != 0)
-            if (w->scales.columns_shared != OP_SHARED_BY_ALL)
-                return false;
-    } else if (!plain_scales(w, first, shared) ||
-               w->scales.dtype != (shared == 16 ? OP_SCALE_E4M3 : OP_SCALE_E8M0)) {
-        return false;
-    }
-    for (uint32_t o = 0; o < DOT_OUTS; o++) {
-        p.codes[o] = w->codes + (row + o) * w->row_bytes + (fp4 ? first / 2 : first);
-        if (w->format != OP_FORMAT_FP8)
-            p.scales[o] =
-                (const uint8_t *)w->scales.data + (row + o) * w->scales.stride + first / shared;
-        if (!fp4 && !w->no_nan && has_nan(p.codes[o], n))
-            return false;
-        acc[o] = vf_zero();
-    }
     if (w->format == OP_FORMAT_FP8)
-        done = fp8_dots(w, row, first, &p, acc);
-    else if (w->format == OP_FORMAT_MXFP8)
-        done = mxfp8_dots(&p, acc);
-    else
-        fp4_dots(w, &p, acc);
-    *ret_sums = vf_sum4(acc[0], acc[1], acc[2], acc[3]);
-    return done;
+        return (s->column_phase % 32 == 0 && s->columns_shared % 32 == 0) ||
+               s->columns_shared == OP_SHARED_BY_ALL;
+    bool nv = w->format == OP_FORMAT_NVFP4;
+    return plain_scales(w, 0, nv ? 16 : 32) && s->dtype == (nv ? OP_SCALE_E4M3 : OP_SCALE_E8M0);
+}
+
+VF_INLINE bool dots(const struct op_quantised *w, enum op_format format, uint32_t row,
+                    uint32_t rows, const float *x, float *y)
+{
+    vf4 total[QUANT_ROWS / 4] = {{0}}, sums[QUANT_ROWS / 4];
+    const bool fp4 = format == OP_FORMAT_MXFP4 || format == OP_FORMAT_NVFP4;
+    const uint32_t shared = format == OP_FORMAT_NVFP4 ? 16 : 32;
+    const float global = format == OP_FORMAT_NVFP4 ? fp4_global(w) : 0;
+    for (uint32_t first = 0; first < w->in; first += DOT_BLOCK) {
+        struct piece p = {.x = x + first,
+                          .n = w->in - first < DOT_BLOCK ? w->in - first : DOT_BLOCK,
+                          .ahead = rows * w->row_bytes};
+        for (uint32_t o = 0; o < rows; o++) {
+            p.codes[o] = w->codes + (row + o) * w->row_bytes + (fp4 ? first / 2 : first);
+            if (format != OP_FORMAT_FP8)
+                p.scales[o] =
+                    (const uint8_t *)w->scales.data + (row + o) * w->scales.stride + first / shared;
+            if (!fp4 && !w->no_nan && has_nan(p.codes[o], p.n))
+                return false;
+        }
+        if (format == OP_FORMAT_FP8 && !fp8_sums(w, row, first, &p, sums))
+            return false;
+        if (format == OP_FORMAT_MXFP8 && !mxfp8_sums(&p, sums))
+            return false;
+        if (fp4)
+            fp4_sums(format, global, &p, rows, sums);
+        for (uint32_t o = 0; o < rows / 4; o++)
+            total[o] = first == 0 ? sums[o] : total[o] + sums[o];
+    }
+    memcpy(y, total, rows * sizeof(*y));
+    return true;
+}
+
+VF_INLINE bool fp4_dots(const struct op_quantised *w, enum op_format format, uint32_t row,
+                        uint32_t rows, const float *x, float *y)
+{
+    if (rows == QUANT_ROWS)
+        return dots(w, format, row, QUANT_ROWS, x, y);
+    return dots(w, format, row, DOT_OUTS, x, y);
+}
+
+bool OP_FAST(quant_dots)(const struct op_quantised *w, uint32_t row, uint32_t rows, const float *x,
+                         float *y)
+{
+    CHECK(rows == DOT_OUTS || rows == quant_rows(w));
+    if (!dots_fit(w))
+        return false;
+    switch (w->format) {
+    case OP_FORMAT_FP8:
+        return dots(w, OP_FORMAT_FP8, row, DOT_OUTS, x, y);
+    case OP_FORMAT_MXFP8:
+        return dots(w, OP_FORMAT_MXFP8, row, DOT_OUTS, x, y);
+    case OP_FORMAT_MXFP4:
+        return fp4_dots(w, OP_FORMAT_MXFP4, row, rows, x, y);
+    case OP_FORMAT_NVFP4:
+        return fp4_dots(w, OP_FORMAT_NVFP4, row, rows, x, y);
+    default:
+        return false;
+    }
 }

@@ -10,6 +10,7 @@
 
 #include <stdbool.h>
 
+#include "kernels/cpu/op_dot_tile.h"
 #include "kernels/cpu/op_fast.h"
 #include "kernels/cpu/op_vec.h"
 #include "kernels/op_format.h"
@@ -25,6 +26,7 @@ struct linear_job {
     uint64_t x_stride;
     float *y; /* row 0 of the outputs */
     uint64_t y_stride;
+    bool ordered; /* x is in the order of the weight's columns: see quant_order */
 };
 
 static inline const float *job_x(const struct linear_job *j, uint32_t r)
@@ -32,15 +34,48 @@ static inline const float *job_x(const struct linear_job *j, uint32_t r)
     return j->x + (j->x_rows != NULL ? j->x_rows[r] : j->x_first + r) * j->x_stride;
 }
 
-/* Columns [first, first + n) of a row, not of EXL3; zeros up to a whole vector.  Values within one
- * more rounding of op_quantised_row's. */
+/* NOTE: 16 lanes take the eight nibbles of 16 words by eight shifts, without moving anything between
+ * lanes, when columns are summed in another order: column c of each run of FP4_RUN stands at
+ * (c % 8) * 16 + c / 8.  What is left at the end of a row stays as it is.  All numbers of rows do
+ * it alike. */
+#if VF_LANES == 16
+#define FP4_RUN 128u
+#else
+#define FP4_RUN 0u /* no other order */
+#endif
+
+static inline bool quant_ordered(const struct op_quantised *w)
+{
+    return FP4_RUN > 0 && (w->format == OP_FORMAT_MXFP4 || w->format == OP_FORMAT_NVFP4);
+}
+
+/* n values of x, from a multiple of DOT_BLOCK on, in the order of the columns of a weight that is
+ * quant_ordered; zeros up to a whole vector. */
+void OP_FAST(quant_order)(const float *x, uint32_t n, float *out);
+
+/* Columns [first, first + n) of a row, not of EXL3, in their order, n up to DOT_BLOCK; zeros up to
+ * a whole vector.  Values within one more rounding of op_quantised_row's. */
 void OP_FAST(quant_row)(const struct op_quantised *w, uint32_t row, uint32_t first, uint32_t n,
                         float *out);
 
-/* Products of rows [row, row + 4) with one x on columns [first, first + n), in the order and with
- * the bits of dot_tile over what quant_row gives.  False: not for this weight or piece. */
-bool OP_FAST(quant_dots)(const struct op_quantised *w, uint32_t row, uint32_t first, uint32_t n,
-                         const float *x, vf4 *ret_sums);
+/* NOTE: the more rows at once, the more lines are on their way from memory; rows of FP4 are short.
+ * Eight fit into 32 registers where x is in their order. */
+#if FP4_RUN > 0
+#define QUANT_ROWS 8
+#else
+#define QUANT_ROWS DOT_OUTS
+#endif
+
+static inline uint32_t quant_rows(const struct op_quantised *w)
+{
+    return quant_ordered(w) ? QUANT_ROWS : DOT_OUTS;
+}
+
+/* Products of rows [row, row + rows) with one x, in the order of the columns and with the bits of
+ * dot_tile over what quant_row gives, into y.  rows is quant_rows or DOT_OUTS.  False: not for
+ * these rows, and y is as it was. */
+bool OP_FAST(quant_dots)(const struct op_quantised *w, uint32_t row, uint32_t rows, const float *x,
+                         float *y);
 
 /* Outputs [128 block, + 128) of an EXL3 weight for all rows of the job. */
 void OP_FAST(exl3_block)(const struct linear_job *j, uint32_t block);

@@ -299,6 +299,14 @@ VF_INLINE float vf_sum(vf a)
     return vf_sum4(a, a, a, a)[0];
 }
 
+#if VF_LANES == 16
+/* The even lanes of a, then those of b; the odd ones. */
+#define VF_EVEN(a, b)                                                                              \
+    __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+#define VF_ODD(a, b)                                                                               \
+    __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+#endif
+
 /* Lane i of the result is lane i ^ STEP of x. */
 #if VF_LANES == 16
 #define VF_SWAP_(x, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)                                \

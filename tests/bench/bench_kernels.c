@@ -5,7 +5,9 @@
  * sgemm where its library is installed.  Every figure is the median over repetitions of the
  * ratio inside one repetition, so that a noisy neighbour slows both sides alike.
  *
- *   bench_kernels [--seconds S] [--only TEXT] [--limit ref|avx2|avx512|neon] */
+ * --gemv-kib with a size that stays in a cache gives the pace of the instructions alone.
+ *
+ *   bench_kernels [--seconds S] [--only TEXT] [--limit ref|avx2|avx512|neon] [--gemv-kib N] */
 #include <dlfcn.h>
 #include <math.h>
 #include <stdint.h>
@@ -21,9 +23,11 @@
 
 #define REPETITIONS_MAX 200
 #define GEMV_BYTES      ((size_t)256 << 20) /* beyond every cache */
+#define GEMV_BYTES_MIN  ((size_t)256 << 10)
 
 static struct op_table ops;
 static double seconds_each = 1.5;
+static size_t gemv_bytes = GEMV_BYTES;
 static const char *only = "";
 static volatile uint64_t sink;
 
@@ -108,7 +112,8 @@ static void sum_items(const void *arg, uint32_t begin, uint32_t end)
 static void run_sum(void *arg)
 {
     struct sum *s = arg;
-    op_for(s->ctx, SUM_ITEMS, s->count / SUM_ITEMS, sum_items, s);
+    for (size_t at = 0; at < GEMV_BYTES; at += gemv_bytes)
+        op_for(s->ctx, SUM_ITEMS, s->count / SUM_ITEMS, sum_items, s);
     sink += s->totals[0];
 }
 
@@ -122,6 +127,12 @@ static void run_linear(void *arg)
     struct linear *l = arg;
     if (ops.linear(&l->args, l->ctx) != ERR_OK)
         abort();
+}
+
+static void run_gemv(void *arg)
+{
+    for (size_t at = 0; at < GEMV_BYTES; at += gemv_bytes)
+        run_linear(arg);
 }
 
 static float *random_floats(size_t count, struct rng *rng)
@@ -168,17 +179,17 @@ static void bench_gemv(enum op_dtype dtype, const struct op_ctx *ctx, int thread
         return;
     struct rng rng;
     rng_init(&rng, 1);
-    uint32_t in = 4096, out = (uint32_t)(GEMV_BYTES / in / (dtype == OP_F32 ? 4 : 2));
+    uint32_t in = 4096, out = (uint32_t)(gemv_bytes / in / (dtype == OP_F32 ? 4 : 2));
     float *x = random_floats(in, &rng), *y = random_floats(out, &rng);
     void *w = random_weights((size_t)in * out, dtype, &rng);
     struct linear l = {ctx, {x, {w, dtype, NULL}, y, 1, in, out, in, out}};
     static struct sum sum;
     sum.ctx = ctx;
     sum.words = w;
-    sum.count = GEMV_BYTES / 8;
+    sum.count = gemv_bytes / 8;
     double subject, limit;
     double share =
-        compare((struct side){run_linear, &l}, (struct side){run_sum, &sum}, &subject, &limit);
+        compare((struct side){run_gemv, &l}, (struct side){run_sum, &sum}, &subject, &limit);
     printf("%-24s %7.2f GB/s, read %7.2f GB/s, share %.3f\n", name, GEMV_BYTES / subject * 1e-9,
            GEMV_BYTES / limit * 1e-9, share);
     fflush(stdout);
@@ -187,7 +198,7 @@ static void bench_gemv(enum op_dtype dtype, const struct op_ctx *ctx, int thread
     free(w);
 }
 
-/* A quantised weight of about GEMV_BYTES with random bits that no format forbids. */
+/* A quantised weight of about gemv_bytes with random bits that no format forbids. */
 static struct op_quantised make_quantised(enum op_format format, uint32_t in, struct rng *rng)
 {
     struct op_quantised w = {
@@ -195,15 +206,15 @@ static struct op_quantised make_quantised(enum op_format format, uint32_t in, st
     bool fp4 = format == OP_FORMAT_NVFP4, exl3 = format == OP_FORMAT_EXL3;
     uint32_t shared = fp4 ? 16 : format == OP_FORMAT_MXFP8 ? 32 : 128;
     w.codebook = OP_CODEBOOK_MCG;
-    w.out = (uint32_t)(GEMV_BYTES / in) * (fp4 || exl3 ? 2 : 1);
+    w.out = (uint32_t)(gemv_bytes / in) * (fp4 || exl3 ? 2 : 1);
     w.row_bytes = exl3 ? (uint64_t)w.out * 8 : fp4 ? in / 2 : in;
-    uint8_t *codes = aligned_alloc(64, GEMV_BYTES);
+    uint8_t *codes = aligned_alloc(64, gemv_bytes);
     size_t scales = (size_t)w.out * in / shared;
     uint8_t *s = malloc(scales * 4);
     uint16_t *sides = malloc(((size_t)in + w.out) * 2);
     if (codes == NULL || s == NULL || sides == NULL)
         abort();
-    for (size_t i = 0; i < GEMV_BYTES; i++)
+    for (size_t i = 0; i < gemv_bytes; i++)
         codes[i] = (uint8_t)(rng_below(rng, 256) & (fp4 || exl3 ? 0xffu : 0xf7u));
     memset(s, format == OP_FORMAT_FP8 ? 0x3c : 0x38, scales * 4);
     for (size_t i = 0; i < (size_t)in + w.out; i++)
@@ -235,13 +246,13 @@ static void bench_quantised(enum op_format format, const char *format_name,
     static struct sum sum;
     sum.ctx = ctx;
     sum.words = (const uint64_t *)(const void *)w.codes;
-    sum.count = GEMV_BYTES / 8;
+    sum.count = gemv_bytes / 8;
     double subject, limit;
     double share =
-        compare((struct side){run_linear, &l}, (struct side){run_sum, &sum}, &subject, &limit);
+        compare((struct side){run_gemv, &l}, (struct side){run_sum, &sum}, &subject, &limit);
     printf("%-24s %7.2f GB/s, read %7.2f GB/s, share %.3f, %.2f G weights/s\n", name,
            GEMV_BYTES / subject * 1e-9, GEMV_BYTES / limit * 1e-9, share,
-           (double)w.out * in / subject * 1e-9);
+           (double)w.out * in / subject * 1e-9 * (GEMV_BYTES / gemv_bytes));
     fflush(stdout);
     free(x);
     free(y);
@@ -332,6 +343,17 @@ static enum op_cpu parse_limit(const char *text)
     exit(2);
 }
 
+/* Whole rows of every format, and a part of the sum for every item. */
+static size_t parse_kib(const char *text)
+{
+    size_t bytes = (size_t)strtoul(text, NULL, 10) << 10;
+    if (bytes < GEMV_BYTES_MIN || bytes > GEMV_BYTES || (bytes & (bytes - 1)) != 0) {
+        fprintf(stderr, "--gemv-kib %s: not a power of two from 256 to 262144\n", text);
+        exit(2);
+    }
+    return bytes;
+}
+
 int main(int argc, char **argv)
 {
     enum op_cpu limit = op_cpu_best();
@@ -342,6 +364,8 @@ int main(int argc, char **argv)
             only = argv[i + 1];
         else if (strcmp(argv[i], "--limit") == 0)
             limit = parse_limit(argv[i + 1]);
+        else if (strcmp(argv[i], "--gemv-kib") == 0)
+            gemv_bytes = parse_kib(argv[i + 1]);
     }
     char text[OP_TABLE_TEXT_BYTES];
     op_table_cpu(&ops, OP_FAST_F32, limit);

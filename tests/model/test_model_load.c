@@ -208,6 +208,36 @@ static void test_missing_files(void **state)
 }
 
 /* The fingerprint moves with a value, a name, the config or the chat template. */
+/* Called between two tensors: the file loses what has not been read yet. */
+static void cut_file(void *arg, uint64_t done, uint64_t total)
+{
+    uint64_t *calls = arg;
+    char path[1200];
+    struct stat st;
+    snprintf(path, sizeof(path), "%s/model.safetensors", directory);
+    if ((*calls)++ > 0)
+        return;
+    assert_true(done > 0 && done < total);
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(truncate(path, st.st_size - (off_t)(total - done)), 0);
+}
+
+static void test_file_that_gets_shorter(void **state)
+{
+    (void)state;
+    uint64_t calls = 0;
+    struct model *m = NULL;
+    struct err_detail detail = {{0}};
+    make_copy(NULL, NULL, NULL);
+    struct model_options options = {
+        .directory = directory, .threads = 1, .progress = cut_file, .progress_arg = &calls};
+    assert_int_equal(model_load(&options, &m, &detail), ERR_IO);
+    assert_null(m);
+    assert_true(calls >= 1);
+    assert_non_null(strstr(detail.text, "model.safetensors: tensor \""));
+    assert_non_null(strstr(detail.text, "cannot be read to its end"));
+}
+
 static void test_fingerprint(void **state)
 {
     (void)state;
@@ -294,6 +324,7 @@ int main(void)
                                        cmocka_unit_test(test_values_that_are_no_numbers),
                                        cmocka_unit_test(test_tokenizer),
                                        cmocka_unit_test(test_missing_files),
+                                       cmocka_unit_test(test_file_that_gets_shorter),
                                        cmocka_unit_test(test_fingerprint),
                                        cmocka_unit_test(test_info)};
     return cmocka_run_group_tests(tests, setup, teardown);
