@@ -412,7 +412,7 @@ def test_a_full_file_system():
     with Cluster(kvmgr__block_tokens=BLOCK) as c:
         store = os.path.join(c.dir, "small")
         os.mkdir(store)
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "small", store],
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=0700", "small", store],
                                  capture_output=True, text=True, check=False)
         if mounted.returncode != 0:
             print("no file system of its own:", mounted.stderr)
