@@ -95,6 +95,31 @@ cmd_undrain() {
     say "$name takes work again"
 }
 
+ask_pin() {  # ask_pin pin|unpin SESSION SALT SECONDS: of every kvmgr here; one has to know the session
+    local f answer said="no kvmgr runs here"
+    for f in "$run_dir"/kvmgr-*.args; do
+        answer=$(curl -s --max-time 5 -G -X POST --unix-socket "${f%.args}.http" "http://localhost/$1" \
+            --data-urlencode "session=$2" --data-urlencode "salt=$3" --data-urlencode "seconds=$4" 2>/dev/null)
+        [[ $answer == '{"ok":true}'* ]] && return 0
+        said=${answer:-$(basename "$f" .args) does not answer}
+    done
+    say "$1: $said"
+    return 1
+}
+
+cmd_pin() {
+    [ -n "${1:-}" ] || die "pin: which session?"
+    [[ ${2:-3600} =~ ^[0-9]{1,6}$ ]] || die "pin: $2: whole seconds"
+    ask_pin pin "$1" "${3:-}" "${2:-3600}" || exit 1
+    say "what is cached of $1 stays for ${2:-3600} s"
+}
+
+cmd_unpin() {
+    [ -n "${1:-}" ] || die "unpin: which session?"
+    ask_pin unpin "$1" "${3:-}" 0 || exit 1
+    say "$1 is no longer pinned"
+}
+
 wait_ready() {  # wait_ready NAME: the role says so and the whole answers
     local tenths=600
     while [ "$tenths" -gt 0 ]; do

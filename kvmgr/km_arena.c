@@ -36,8 +36,10 @@ struct km_arena {
     uint8_t *map; /* superblock and headers: [0, layout.blocks_at) */
     size_t map_bytes;
     struct kv_layout layout;
-    uint64_t headers_repaired;
-    struct km_found_block *found; /* NULL before and after adoption */
+    uint64_t headers_repaired, guards_broken;
+    struct km_arena_guard guard_last;
+    uint8_t guard[KV_GUARD_BYTES_MAX]; /* as it is to be */
+    struct km_found_block *found;      /* NULL before and after adoption */
     struct km_found_snapshot *found_snapshots;
     uint32_t found_count, found_snapshot_count;
 };
@@ -86,6 +88,39 @@ static void block_write(struct km_arena *a, uint32_t block, struct kv_block_head
     *block_header(a, block) = *h;
 }
 
+/* Makes the guard of a block or slot whole; what was never used (by its header) has none yet. */
+static void guard_check(struct km_arena *a, bool slot, uint32_t index, bool used)
+{
+    static const uint8_t zeros[KV_GUARD_BYTES_MAX];
+    const struct kv_layout *l = &a->layout;
+    uint8_t found[KV_GUARD_BYTES_MAX];
+    uint64_t bytes = slot ? l->slot_bytes : l->block_bytes;
+    uint64_t from = slot ? l->slot_guard_at : l->block_guard_at;
+    uint64_t at = (slot ? l->slots_at : l->blocks_at) + index * bytes + from, count = bytes - from;
+    CHECK(count >= KV_GUARD_BYTES_MIN && count <= sizeof(found));
+    bool read = file_read_at(a->fd, at, found, count) == ERR_OK;
+    if (read && memcmp(found, a->guard, count) == 0)
+        return;
+    if (used || !read || memcmp(found, zeros, count) != 0) {
+        a->guards_broken++;
+        a->guard_last = (struct km_arena_guard){slot, index};
+    }
+    if (file_write_at(a->fd, at, a->guard, count) != ERR_OK)
+        a->guards_broken++; /* found again, and said again, the next time */
+}
+
+static void block_guard_check(struct km_arena *a, uint32_t block)
+{
+    const struct kv_block_header *h = block_header(a, block);
+    guard_check(a, false, block, !km_arena_header_unused(h) && kv_block_header_check(h) == ERR_OK);
+}
+
+static void slot_guard_check(struct km_arena *a, uint32_t slot)
+{
+    const struct kv_slot_header *h = slot_header(a, slot);
+    guard_check(a, true, slot, !km_arena_header_unused(h) && kv_slot_header_check(h) == ERR_OK);
+}
+
 /* 0, "none", if the data cannot be read. */
 static uint32_t block_sum(const struct km_arena *a, uint32_t block)
 {
@@ -109,6 +144,7 @@ static uint32_t slot_sum(const struct km_arena *a, uint32_t slot)
 static void slot_write(struct km_arena *a, uint32_t slot, enum kv_slot_kind kind, uint32_t state,
                        uint32_t generation_step, uint32_t token_count, const struct hash128 *hash)
 {
+    slot_guard_check(a, slot);
     struct kv_slot_header old = *slot_header(a, slot);
     struct kv_slot_header h = {
         .kind = kind,
@@ -130,6 +166,7 @@ static void slot_write(struct km_arena *a, uint32_t slot, enum kv_slot_kind kind
 void km_arena_blocks_writing(struct km_arena *a, const uint32_t *blocks, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
+        block_guard_check(a, blocks[i]);
         struct kv_block_header h = {.state = KV_WRITING,
                                     .generation = block_read(a, blocks[i]).generation};
         block_write(a, blocks[i], &h);
@@ -145,6 +182,7 @@ void km_arena_blocks_commit(struct km_arena *a, const uint32_t *blocks, uint32_t
     /* The worker's data came before its message; COMMITTED may not become visible before either. */
     atomic_thread_fence(memory_order_acq_rel);
     for (uint32_t i = 0; i < count; i++) {
+        block_guard_check(a, blocks[i]);
         struct kv_block_header h = {.state = KV_COMMITTED,
                                     .hash = hashes[i],
                                     .parent = i > 0 ? hashes[i - 1] : *parent,
@@ -158,6 +196,7 @@ void km_arena_blocks_commit(struct km_arena *a, const uint32_t *blocks, uint32_t
 void km_arena_blocks_free(struct km_arena *a, const uint32_t *blocks, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
+        block_guard_check(a, blocks[i]);
         struct kv_block_header h = {.state = KV_FREE,
                                     .generation = block_read(a, blocks[i]).generation + 1};
         block_write(a, blocks[i], &h);
@@ -259,19 +298,20 @@ static void recover_block(struct km_arena *a, uint32_t block, const void *bytes,
     if (km_arena_header_unused(&h))
         return;
     bool sound = kv_block_header_check(&h) == ERR_OK && h.epoch <= epoch;
-    if (sound && h.state == KV_FREE)
-        return;
-    bool intact =
-        sound && (h.state != KV_COMMITTED || h.data_crc == 0 || h.data_crc == block_sum(a, block));
-    if (intact && h.state == KV_COMMITTED && h.position < a->layout.block_count) {
-        CHECK(a->found_count < a->layout.block_count);
-        a->found[a->found_count++] = (struct km_found_block){
-            .hash = h.hash, .parent = h.parent, .block = block, .position = h.position};
+    if (sound && h.state == KV_FREE) {
+        block_guard_check(a, block);
         return;
     }
-    *(!sound    ? &report->headers_broken
-      : !intact ? &report->data_broken
-                : &report->blocks_freed) += 1;
+    if (sound && h.state == KV_COMMITTED && h.position < a->layout.block_count) {
+        CHECK(a->found_count < a->layout.block_count);
+        a->found[a->found_count++] = (struct km_found_block){.hash = h.hash,
+                                                             .parent = h.parent,
+                                                             .block = block,
+                                                             .position = h.position,
+                                                             .sealed = h.data_crc != 0};
+        return;
+    }
+    *(sound ? &report->blocks_freed : &report->headers_broken) += 1;
     km_arena_blocks_free(a, &block, 1);
 }
 
@@ -280,16 +320,18 @@ static void recover_slot(struct km_arena *a, uint32_t slot, uint32_t epoch,
 {
     struct kv_slot_header h = *slot_header(a, slot);
     bool sound = kv_slot_header_check(&h) == ERR_OK && h.epoch <= epoch;
-    if (km_arena_header_unused(&h) || (sound && h.state == KV_FREE && h.kind == KV_SLOT_LIVE))
+    if (km_arena_header_unused(&h))
         return;
-    bool snapshot = sound && h.kind == KV_SLOT_SNAPSHOT && h.state == KV_COMMITTED;
-    if (snapshot && (h.data_crc == 0 || h.data_crc == slot_sum(a, slot))) {
-        a->found_snapshots[a->found_snapshot_count++] =
-            (struct km_found_snapshot){.hash = h.hash, .slot = slot, .token_count = h.token_count};
+    if (sound && h.state == KV_FREE && h.kind == KV_SLOT_LIVE) {
+        slot_guard_check(a, slot);
+        return;
+    }
+    if (sound && h.kind == KV_SLOT_SNAPSHOT && h.state == KV_COMMITTED) {
+        a->found_snapshots[a->found_snapshot_count++] = (struct km_found_snapshot){
+            .hash = h.hash, .slot = slot, .token_count = h.token_count, .sealed = h.data_crc != 0};
         return;
     }
     report->headers_broken += !sound;
-    report->data_broken += snapshot;
     km_arena_slots_free(a, &slot, 1);
 }
 
@@ -314,6 +356,7 @@ static enum err arena_recover(struct km_arena *a, uint32_t epoch, struct km_aren
     qsort(a->found, a->found_count, sizeof(*a->found), by_position);
     report->blocks_found = a->found_count;
     report->snapshots_found = a->found_snapshot_count;
+    report->guards_broken = (uint32_t)a->guards_broken;
     return ERR_OK;
 }
 
@@ -456,6 +499,7 @@ enum err km_arena_open(const struct km_arena_options *o, struct km_arena **ret_a
     a->magic = KM_ARENA_MAGIC;
     a->epoch = o->epoch;
     a->fd = -1;
+    kv_guard_fill(a->guard, sizeof(a->guard));
     enum err e = arena_try_existing(a, o, arena_bytes, &report, detail);
     if (e == ERR_NOT_FOUND) {
         a->layout = layout;
@@ -513,6 +557,13 @@ uint64_t km_arena_headers_repaired(const struct km_arena *a)
 {
     CHECK_OBJ(a, KM_ARENA_MAGIC);
     return a->headers_repaired;
+}
+
+uint64_t km_arena_guards_broken(const struct km_arena *a, struct km_arena_guard *ret_last)
+{
+    CHECK_OBJ(a, KM_ARENA_MAGIC);
+    *ret_last = a->guard_last;
+    return a->guards_broken;
 }
 
 enum err km_arena_default_path(const char *cluster, const char *run_dir, uint32_t id,

@@ -46,7 +46,7 @@ struct km_arena_report { /* what opening found and did */
     char reason[ERR_DETAIL_BYTES];          /* why it was replaced */
     uint32_t blocks_freed;                  /* adopted: WRITING before */
     uint32_t headers_broken;                /* adopted: CRC, state or epoch was wrong */
-    uint32_t data_broken;                   /* adopted: committed, but the data are others */
+    uint32_t guards_broken;                 /* adopted: behind blocks and slots not committed */
     uint32_t blocks_found, snapshots_found; /* adopted: still COMMITTED */
 };
 
@@ -57,8 +57,8 @@ struct km_arena_found { /* what an adopted file holds, blocks by rising position
 };
 
 /* Adopts the file at path, or makes it.  A good file of the same layout and model, with enough
- * slots, is adopted under the new epoch: WRITING becomes FREE, sound COMMITTED headers with the
- * data that they were sealed for stay and are told by km_arena_found, others become FREE.  A bad
+ * slots, is adopted under the new epoch: WRITING becomes FREE, sound COMMITTED headers stay and are
+ * told by km_arena_found (their data are not read here: see km_proof.h), others become FREE.  A bad
  * or foreign file is replaced.  Refused, and left alone: a symbolic link, a directory or other
  * special file, another owner's file (ERR_UNSUPPORTED), one in use (ERR_BUSY), an arena too small
  * for the geometry (ERR_NOMEM, with the numbers), an impossible geometry (ERR_INVALID). */
@@ -74,6 +74,13 @@ int km_arena_fd(const struct km_arena *a);
 /* Whether the worker of that incarnation has the file mapped; true also if that is not known. */
 bool km_arena_held(const struct km_arena *a, uint64_t incarnation);
 uint64_t km_arena_headers_repaired(const struct km_arena *a);
+
+struct km_arena_guard { /* the last one that was found overwritten; it is whole again */
+    bool slot;
+    uint32_t index;
+};
+/* How many were; guards are looked at whenever what they belong to changes its state. */
+uint64_t km_arena_guards_broken(const struct km_arena *a, struct km_arena_guard *ret_last);
 
 /* State changes, each sealed with our epoch and CRC.  Indices are CHECKed. */
 void km_arena_blocks_writing(struct km_arena *a, const uint32_t *blocks, uint32_t count);

@@ -23,6 +23,11 @@ MUST_USE enum err km_arena_file_make(const char *path, uint64_t bytes, char *ret
 /* The sum in headers' data_crc: crc32c over the xxh3-128 of each 64 KiB; never 0, which means that
  * there is none. */
 MUST_USE enum err km_arena_file_sum(int fd, uint64_t at, uint64_t count, uint32_t *ret_sum);
+uint32_t km_arena_sum(const void *bytes, size_t count); /* the same, of memory */
+/* The sum that the header of a committed block or slot has.  ERR_CORRUPT: it is not a sound header
+ * of something committed. */
+MUST_USE enum err km_arena_file_sealed(int fd, const struct kv_layout *l, bool slot, uint32_t index,
+                                       uint32_t *ret_sum);
 /* Size of the file system below path's folder, 0 if unknown. */
 uint64_t km_arena_file_system_bytes(const char *path);
 

@@ -78,9 +78,10 @@ static void chains_count(struct chains *c, uint32_t block_tokens, struct km_audi
 /* --- headers */
 
 struct header_table {
+    bool slots;
     uint64_t at;
     uint32_t count;
-    uint64_t data_at, data_bytes;
+    uint64_t data_at, data_bytes, guard_at;
     bool (*sound)(const void *header);
     uint32_t (*data_crc)(const void *header);
     void (*add)(struct km_audit *audit, struct chains *chains, const void *header);
@@ -140,6 +141,28 @@ static void audit_data(int fd, const struct header_table *table, uint32_t index,
         audit->data_broken++;
 }
 
+/* What was never used has no guard yet. */
+static void audit_guard(int fd, const struct header_table *table, uint32_t index,
+                        const void *header, struct km_audit *audit)
+{
+    static const uint8_t zeros[KV_GUARD_BYTES_MAX];
+    uint8_t found[KV_GUARD_BYTES_MAX], whole[KV_GUARD_BYTES_MAX];
+    uint64_t count = table->data_bytes - table->guard_at;
+    CHECK(count <= sizeof(found));
+    kv_guard_fill(whole, count);
+    if (file_read_at(fd, table->data_at + index * table->data_bytes + table->guard_at, found,
+                           count) != ERR_OK ||
+        memcmp(found, whole, count) == 0)
+        return;
+    if ((km_arena_header_unused(header) || !table->sound(header)) &&
+        memcmp(found, zeros, count) == 0)
+        return;
+    if (audit->guards_broken++ > 0)
+        return;
+    audit->guard_slot = table->slots;
+    audit->guard_index = index;
+}
+
 static uint32_t block_crc(const void *header)
 {
     struct kv_block_header h;
@@ -184,6 +207,7 @@ static enum err audit_headers(int fd, const struct header_table *table, struct k
                 TRY(file_read_at(fd, at + (uint64_t)i * KV_HEADER_BYTES, header, KV_HEADER_BYTES));
             table->add(audit, chains, header);
             audit_data(fd, table, done + i, header, audit);
+            audit_guard(fd, table, done + i, header, audit);
         }
     }
     return ERR_OK;
@@ -210,17 +234,21 @@ enum err km_audit_read(const char *path, struct km_audit *ret_audit, struct err_
     enum err e = superblock_read(fd, file_bytes, &audit.superblock, &layout, detail);
     if (e != ERR_OK)
         goto out;
-    struct header_table blocks = {layout.block_headers_at,
+    struct header_table blocks = {false,
+                                  layout.block_headers_at,
                                   layout.block_count,
                                   layout.blocks_at,
                                   layout.block_bytes,
+                                  layout.block_guard_at,
                                   block_sound,
                                   block_crc,
                                   audit_block};
-    struct header_table slots = {layout.slot_headers_at,
+    struct header_table slots = {true,
+                                 layout.slot_headers_at,
                                  layout.slot_count,
                                  layout.slots_at,
                                  layout.slot_bytes,
+                                 layout.slot_guard_at,
                                  slot_sound,
                                  slot_crc,
                                  audit_slot};
@@ -263,7 +291,7 @@ bool km_audit_chained(const struct km_audit *audit)
 {
     CHECK(audit->chained + audit->unchained == audit->blocks_by_state[KV_COMMITTED]);
     return audit->unchained == 0 && audit->doubled == 0 && audit->snapshots_stray == 0 &&
-           audit->data_broken == 0;
+           audit->data_broken == 0 && audit->guards_broken == 0;
 }
 
 static void print_states(FILE *out, const char *what, uint64_t unused, const uint64_t by_state[3])
@@ -296,7 +324,12 @@ void km_audit_print(FILE *out, const char *path, const struct km_audit *audit)
             " twice\nsnapshots: %" PRIu64 " of blocks in chains, %" PRIu64 " stray\n",
             audit->chained, audit->unchained, audit->doubled, audit->snapshots,
             audit->snapshots_stray);
-    fprintf(out, "data other than committed: %" PRIu64 "\n", audit->data_broken);
+    fprintf(out, "data other than committed: %" PRIu64 "\nguards overwritten: %" PRIu64,
+            audit->data_broken, audit->guards_broken);
+    if (audit->guards_broken > 0)
+        fprintf(out, ", first behind %s %u", audit->guard_slot ? "slot" : "block",
+                audit->guard_index);
+    fprintf(out, "\n");
     fprintf(out,
             "sum: %" PRIu64 " free + %" PRIu64 " committed + %" PRIu64 " leased = %" PRIu64
             " of %u: %s\n",

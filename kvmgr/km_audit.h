@@ -22,7 +22,10 @@ struct km_audit {
      * twice; snapshots that belong to a reachable block, and those that do not. */
     uint64_t chained, unchained, doubled;
     uint64_t snapshots, snapshots_stray;
-    uint64_t data_broken; /* committed, but their data (padding too) are not what was committed */
+    uint64_t data_broken;   /* committed, but their data (padding too) are not what was committed */
+    uint64_t guards_broken; /* overwritten, behind blocks and slots in any state */
+    bool guard_slot;        /* the first of them */
+    uint32_t guard_index;
 };
 
 /* ERR_OK even with broken headers; anything else: no arena there, or none to be trusted. */
@@ -31,7 +34,7 @@ MUST_USE enum err km_audit_read(const char *path, struct km_audit *ret_audit,
 bool km_audit_sound(
     const struct km_audit *audit); /* headers whole, free + cached + leased = total */
 /* Every committed block is part of a chain, once, every snapshot belongs to one, and their data
- * are what was committed: nobody wrote where he must not.  Beside a
+ * are what was committed, and every guard is whole: nobody wrote where he must not.  Beside a
  * kvmgr that works, a change may be caught in the middle: look again then. */
 bool km_audit_chained(const struct km_audit *audit);
 void km_audit_print(FILE *out, const char *path, const struct km_audit *audit);

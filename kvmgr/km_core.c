@@ -47,6 +47,7 @@ struct km_core *km_core_create(const struct km_core_options *options)
     if (core->options.tier_objects_max == 0)
         core->options.tier_objects_max = TIER_OBJECTS;
     CHECK(core->options.session_percent <= 100 && core->options.tenant_percent <= 100);
+    CHECK(core->options.pin_percent <= 100);
     if (core->options.tier_bytes_max > 0)
         CHECK(km_tier_create(core->options.tier_objects_max, core->options.tier_bytes_max,
                              &core->tier) == ERR_OK);
@@ -431,6 +432,7 @@ static enum err core_pool_create(struct km_core *core, const struct km_arena_res
         .tenants_max = TENANTS_MAX,
         .session_blocks_max = (uint32_t)((uint64_t)result->block_count * o->session_percent / 100),
         .tenant_blocks_max = (uint32_t)((uint64_t)result->block_count * o->tenant_percent / 100),
+        .held_blocks_max = (uint32_t)((uint64_t)result->block_count * o->pin_percent / 100),
         .pin_us = o->pin_us,
     };
     enum err e = km_pool_create(&options, &core->pool);
@@ -449,6 +451,7 @@ static void core_arena(struct km_core *core, struct km_actions *actions,
     CHECK(core->pool == NULL || km_core_leases(core) == 0);
     core->pending = false;
     core_tier_reset(core);
+    core_proof_reset(core);
     km_pool_destroy(&core->pool);
     core->arena = (struct km_arena_result){0};
     enum err e = result->code;
@@ -492,6 +495,7 @@ static void core_tick(struct km_core *core, struct km_actions *actions, bool sto
         return;
     core_cache_tick(core, actions);
     core_tier_tick(core, actions);
+    core_proof_tick(core, actions);
 }
 
 /* Not a later process behind the same name, which has to attach first. */
@@ -555,7 +559,7 @@ void km_core_step(struct km_core *core, const struct km_event *event,
     core->now_us = event->now_us;
     ret_actions->count = 0;
     core->taking = false;
-    core->store_count = 0;
+    core->store_count = core->proof_count = core->moved_count = 0;
     frees_begin(core, ret_actions);
     if (core->pool)
         km_pool_now(core->pool, core->now_us);
@@ -578,6 +582,12 @@ void km_core_step(struct km_core *core, const struct km_event *event,
     case KM_EVENT_STORE_OBJECTS:
         core_store_objects(core, event);
         break;
+    case KM_EVENT_PROVED:
+        core_proved(core, ret_actions, event);
+        break;
+    case KM_EVENT_SUSPECT:
+        core_suspect(core, event->u.suspect);
+        break;
     case KM_EVENT_WORKER_GONE:
         core_gone(core, ret_actions, event->u.gone);
         break;
@@ -591,6 +601,16 @@ void km_core_step(struct km_core *core, const struct km_event *event,
         action->u.store.count = core->store_count;
         action->u.store.items = core->store_items;
     }
+    if (core->moved_count > 0) {
+        struct km_action *action = core_act(core, ret_actions, KM_ACTION_MOVED);
+        action->u.moved.count = core->moved_count;
+        action->u.moved.items = core->moved;
+    }
+    if (core->proof_count > 0) {
+        struct km_action *action = core_act(core, ret_actions, KM_ACTION_PROVE);
+        action->u.prove.count = core->proof_count;
+        action->u.prove.items = core->proof_items;
+    }
 }
 
 const struct km_core_stats *km_core_stats(const struct km_core *core)
@@ -603,6 +623,12 @@ struct km_pool_counts km_core_counts(const struct km_core *core)
 {
     CHECK_OBJ(core, KM_CORE_MAGIC);
     return core->pool ? km_pool_counts(core->pool) : (struct km_pool_counts){0};
+}
+
+uint32_t km_core_indexed(const struct km_core *core)
+{
+    CHECK_OBJ(core, KM_CORE_MAGIC);
+    return core->pool ? km_index_count(km_pool_index(core->pool)) : 0;
 }
 
 uint32_t km_core_leases(const struct km_core *core)

@@ -10,7 +10,8 @@
  * up in the middle of a step and write.  They end with KM_EVENT_WORKER_GONE; a silent one that is
  * heard again goes on with them.
  *
- * Cached blocks, snapshots, eviction: km_core_cache.c; the NVMe tier: km_core_tier.c. */
+ * Cached blocks, snapshots, eviction: km_core_cache.c; the NVMe tier: km_core_tier.c; data that an
+ * earlier process committed: km_core_proof.c. */
 #ifndef KVMGR_KM_CORE_H
 #define KVMGR_KM_CORE_H
 
@@ -40,6 +41,7 @@ struct km_core_options {
     uint32_t sessions_max;          /* 0 = 4,096 */
     uint32_t session_percent;       /* of the blocks that one session may keep; 0 = all */
     uint32_t tenant_percent;
+    uint32_t pin_percent;       /* of the blocks that the operator's pins may keep */
     uint64_t pin_us;            /* of a session's last turn */
     uint64_t starving_us_max;   /* 0 = 1 s: then another lease has to give way */
     uint64_t tier_bytes_max;    /* 0 = no tier */
@@ -70,6 +72,7 @@ struct km_core_stats { /* running totals but for workers */
     uint64_t hits_loaded; /* opens answered from the tier */
     uint64_t writes, write_failures, loads, loads_failed, loads_late, tokens_loaded;
     uint64_t objects_corrupt, objects_evicted;
+    uint64_t blocks_damaged, snapshots_damaged; /* data other than committed */
     uint32_t workers;
 };
 
@@ -106,5 +109,15 @@ struct km_core_cache { /* a moment's values */
 struct km_core_cache km_core_cache(const struct km_core *core);
 /* Cached blocks that the tier does not have; a walk over all blocks. */
 uint32_t km_core_unwritten(const struct km_core *core);
+/* The operator's pin: what is cached of the session stays for so long, 0: no more.  ERR_NOT_FOUND:
+ * nothing of it is; ERR_TOO_LARGE: more than pin_percent.  ret_sid: the session's id in maps. */
+MUST_USE enum err km_core_pin(struct km_core *core, const char *session_key, const char *cache_salt,
+                              uint64_t for_us, char ret_sid[33], struct err_detail *detail);
+/* Blocks that are charged to sessions pinned by their last turn or the operator; a walk over
+ * sessions. */
+uint32_t km_core_pinned(const struct km_core *core);
+uint32_t km_core_indexed(const struct km_core *core); /* blocks found by their hash */
+/* Adopted blocks whose data were not read yet; a walk over all blocks. */
+uint32_t km_core_unproven(const struct km_core *core);
 
 #endif

@@ -5,6 +5,8 @@
 #include <string.h>
 
 #include "lib/base/check.h"
+#include "lib/base/str.h"
+#include "proto/block_hash.h"
 
 #define GRANTS_WANTED 4u /* slots that a worker may write at any time */
 #define EVICTS_A_TICK 512u
@@ -189,9 +191,8 @@ static bool give_up(struct km_core *core, uint32_t block)
         if (!late && core->store_inflight > 0)
             return false; /* as much is being written as may be */
     }
-    *(stored ? &core->stats.evicted_written : &core->stats.evicted_dropped) += 1;
     uint32_t parent = km_index_node(km_pool_index(core->pool), block)->parent;
-    km_pool_evict(core->pool, block);
+    core_evict(core, block);
     (void)km_pool_prune(core->pool, parent);
     return true;
 }
@@ -205,6 +206,8 @@ static void make_room(struct km_core *core, uint32_t blocks, uint32_t steps_max,
         uint32_t block = km_index_first_out(ix);
         if (km_pool_counts(core->pool).blocks_free + coming >= blocks || block == KM_NONE ||
             (!pinned && km_index_node(ix, block)->class == KM_CLASS_PINNED) ||
+            (km_index_node(ix, block)->class == KM_CLASS_HELD &&
+             (!pinned || km_evict_holds(core->pool))) ||
             !give_up(core, block))
             return;
     }
@@ -223,9 +226,13 @@ bool core_make_room(struct km_core *core, uint32_t blocks)
 
 void core_tell_hungry(struct km_core *core, struct km_actions *actions)
 {
+    if (km_core_counts(core).blocks_free > 0)
+        core_tell_waiting(core, actions);
+}
+
+void core_tell_waiting(struct km_core *core, struct km_actions *actions)
+{
     struct km_pool_counts c = km_core_counts(core);
-    if (c.blocks_free == 0)
-        return;
     for (uint32_t i = 0; i < KM_WORKERS_MAX; i++) {
         struct km_worker *w = &core->workers[i];
         if (!w->used || w->lost || !w->hungry)
@@ -247,21 +254,63 @@ void core_cache_tick(struct km_core *core, struct km_actions *actions)
     core_tell_hungry(core, actions);
 }
 
+/* --- pins */
+
+enum err km_core_pin(struct km_core *core, const char *session_key, const char *cache_salt,
+                     uint64_t for_us, char ret_sid[33], struct err_detail *detail)
+{
+    CHECK_OBJ(core, KM_CORE_MAGIC);
+    struct hash128 sid, salt = block_hash_salt(&core->options.key, cache_salt);
+    block_hash_session(&core->options.key, session_key, ret_sid);
+    CHECK(hex_decode(ret_sid, 32, &sid));
+    uint32_t index = KM_NONE;
+    if (core->pool)
+        index = km_sessions_find(km_pool_sessions(core->pool), &sid, &salt);
+    if (index == KM_NONE)
+        return err_set(detail, ERR_NOT_FOUND, "session: nothing of it is cached under that salt");
+    struct km_sessions *sessions = km_pool_sessions(core->pool);
+    const struct km_session *s = km_sessions_at(sessions, index);
+    uint32_t max = km_pool_options(core->pool)->held_blocks_max;
+    uint32_t others = km_sessions_held(sessions) - (s->held ? s->blocks : 0);
+    if (for_us > 0 && (uint64_t)others + s->blocks > max)
+        return err_set(detail, ERR_TOO_LARGE,
+                       "session: it keeps %u blocks, other pins %u, pin_percent allows %u",
+                       s->blocks, others, max);
+    km_evict_hold(core->pool, index, for_us > 0 ? core->now_us + for_us : 0);
+    return ERR_OK;
+}
+
+uint32_t km_core_pinned(const struct km_core *core)
+{
+    CHECK_OBJ(core, KM_CORE_MAGIC);
+    uint32_t count = 0, cursor = 0;
+    const struct km_session *s;
+    while (core->pool && (s = km_sessions_next(km_pool_sessions(core->pool), &cursor)) != NULL)
+        count += s->pinned && s->pin_until_us > core->now_us ? s->blocks : 0;
+    return count;
+}
+
 /* --- chains that are told by others */
 
-/* The longest front of the items that is committed here under the same hashes. */
+/* The longest front of the items that is committed here under the same hashes, and what the tier
+ * has beyond. */
 static uint32_t adopt_valid(struct km_core *core, const struct msg_kv_adopt *adopt)
 {
     const struct km_index *ix = km_pool_index(core->pool);
     uint32_t known = KM_NONE, count = 0;
+    bool resident = true;
     for (; count < adopt->count; count++) {
         struct hash128 hash;
         uint32_t named;
         memcpy(&hash, adopt->items + (size_t)count * 20, sizeof(hash));
         memcpy(&named, adopt->items + (size_t)count * 20 + 16, sizeof(named));
         uint32_t block = km_index_find(ix, &hash);
-        if (block == KM_NONE || block != named)
-            break;
+        if (!resident || block == KM_NONE || block != named) {
+            resident = false;
+            if (!core->tier_on || !km_tier_has(core->tier, KM_OBJECT_BLOCK, &hash))
+                break;
+            continue;
+        }
         struct km_node *n = km_index_node(ix, block);
         if (n->state != KM_NODE_INDEXED || n->parent != known)
             break;
@@ -302,6 +351,7 @@ static bool recover_snapshot(struct km_core *core, const struct km_found_snapsho
         f->token_count != (uint64_t)(n->position + 1) * core->options.block_tokens)
         return false;
     km_index_snap_attach(ix, f->slot, block, km_index_ticks(core->now_us));
+    snap->unproven = f->sealed;
     km_evict_snapshot_kept(core->pool, block);
     return true;
 }
@@ -319,7 +369,10 @@ void core_recover(struct km_core *core, const struct km_arena_result *result)
         position = f->position;
         if (!km_pool_adopt(core->pool, f->block, &f->hash, &f->parent, f->position))
             scratch->freed[scratch->freed_count++] = f->block;
+        else
+            km_index_node(km_pool_index(core->pool), f->block)->unproven = f->sealed;
     }
+    core->unproven = result->found_count > 0;
     for (uint32_t i = 0; i < result->found_snapshot_count; i++) {
         const struct km_found_snapshot *f = &result->found_snapshots[i];
         if (recover_snapshot(core, f))

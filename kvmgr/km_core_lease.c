@@ -154,6 +154,11 @@ static uint32_t tokens_to(const struct km_core *core, uint32_t front)
     return blocks * core->options.block_tokens;
 }
 
+static uint32_t snapshot_of(const struct km_core *core, uint32_t block)
+{
+    return km_index_node(km_pool_index(core->pool), block)->snapshot;
+}
+
 static void open_count(struct km_core *core, const struct msg_kv_open *open, uint32_t front,
                        uint32_t known)
 {
@@ -233,6 +238,8 @@ void core_open_with(struct km_core *core, struct km_actions *actions, const stru
                     uint32_t front)
 {
     struct km_lease *lease = NULL;
+    if (front != KM_NONE && !core_proven(core, front, snapshot_of(core, front)))
+        front = KM_NONE; /* its open did not wait for it */
     enum err e = open_lease(core, ask, front, &lease);
     if (e == ERR_OK) {
         core->stats.opens++;
@@ -287,10 +294,14 @@ void core_open(struct km_core *core, struct km_actions *actions, const struct km
         core_free_lease(core, old, KM_RELEASE_LOST);
     uint32_t known = KM_NONE, code = ERR_OK;
     uint32_t front = front_find(core, open, &known);
-    if (core_load(core, actions, &ask, open, front, &code))
+    /* All that is known of the chain: what is computed anew beyond the front joins it. */
+    if (!core_prove(core, known, front == KM_NONE ? KM_NONE : snapshot_of(core, front)))
+        code = ERR_LOADING;
+    else if (core_load(core, actions, &ask, open, front, &code))
         return;
     if (code != ERR_OK) {
-        snprintf(core->text, sizeof(core->text), "blocks of it are being read for another request");
+        core->workers[ask.owner].hungry = true;
+        snprintf(core->text, sizeof(core->text), "blocks of it are being read");
         open_answer(core, actions, &ask, (enum err)code, NULL, KM_NONE);
         return;
     }

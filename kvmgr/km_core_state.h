@@ -14,6 +14,7 @@
 #define KM_CORE_MAGIC      0x4b4d434fu
 #define KM_LOADS_MAX       32u   /* opens that wait for the tier */
 #define KM_LOAD_BLOCKS_MAX 8192u /* blocks read for one open */
+#define KM_PROOF_WANTS_MAX 16u
 
 STATIC_CHECK(KM_LOAD_BLOCKS_MAX <= KM_SESSION_BLOCKS_MAX);
 
@@ -47,6 +48,13 @@ struct km_load { /* an open whose blocks are being read from the tier */
     uint32_t slot;   /* snapshot slot that is being filled, KM_NONE: resident */
     bool slot_asked, slot_good;
     uint32_t outstanding;
+};
+
+struct km_proof_want { /* a chain whose open waits until its data were read */
+    bool used;
+    uint32_t tail;   /* referred to */
+    uint32_t cursor; /* next block to ask for, from the tail up; KM_NONE: all asked */
+    uint32_t slot;   /* with the state to begin from, KM_NONE */
 };
 
 struct km_core {
@@ -84,6 +92,16 @@ struct km_core {
     uint64_t flush_bytes;           /* that may still be written */
     struct km_store_item store_items[KM_STORE_MAX];
     struct km_load loads[KM_LOADS_MAX];
+
+    uint32_t moved_count;
+    struct km_moved moved[KM_MOVED_MAX]; /* behind an action's pointer */
+
+    bool unproven, unproven_seen; /* something adopted was not read yet; in this round */
+    uint32_t proof_at;            /* in the background: next block, or slot behind them */
+    uint32_t proofs_inflight, proof_count;
+    struct km_proof proof_items[KM_PROOFS_MAX]; /* behind an action's pointer */
+    struct km_proof_want proof_wants[KM_PROOF_WANTS_MAX];
+
     bool more;                                    /* loads that ended wait for the next step */
     struct hash128 hashes[KM_SESSION_BLOCKS_MAX]; /* behind an action's pointer */
     uint32_t front_blocks[KM_SESSION_BLOCKS_MAX];
@@ -138,6 +156,7 @@ void core_recover(struct km_core *core, const struct km_arena_result *result);
 bool core_make_room(struct km_core *core, uint32_t blocks);
 void core_cache_tick(struct km_core *core, struct km_actions *actions);
 void core_tell_hungry(struct km_core *core, struct km_actions *actions);
+void core_tell_waiting(struct km_core *core, struct km_actions *actions); /* try again now */
 
 /* km_core_tier.c */
 /* Starts reading what the tier has of the chain beyond the resident front.  True: the open is
@@ -157,6 +176,10 @@ void core_store_done(struct km_core *core, struct km_actions *actions,
                      const struct km_event *event);
 void core_store_objects(struct km_core *core, const struct km_event *event);
 void core_flush(struct km_core *core, bool begins);
+/* An idle leaf goes; if the tier has it, its session's map is told. */
+void core_evict(struct km_core *core, uint32_t block);
+/* Gives up a node that was to leave, and those before it that were too. */
+void core_leave(struct km_core *core, uint32_t block);
 void core_tier_tick(struct km_core *core, struct km_actions *actions);
 void core_tier_reset(struct km_core *core); /* the arena goes: nothing is in flight any more */
 bool core_load_find(struct km_core *core, uint32_t owner, const struct msg_id *id,
@@ -164,5 +187,18 @@ bool core_load_find(struct km_core *core, uint32_t owner, const struct msg_id *i
 void core_store_add(struct km_core *core, enum km_store_op op, enum km_object_kind kind,
                     const struct hash128 *hash, uint32_t index, uint32_t token_count);
 bool core_store_room(const struct km_core *core, uint32_t count);
+
+/* km_core_proof.c */
+/* Whether a chain and a snapshot (KM_NONE: none) may be given to anybody. */
+bool core_proven(const struct km_core *core, uint32_t tail, uint32_t slot);
+/* The same; what lacks is read, and who waits is told. */
+bool core_prove(struct km_core *core, uint32_t tail, uint32_t slot);
+void core_proved(struct km_core *core, struct km_actions *actions, const struct km_event *event);
+/* Blocks whose data are others than were committed leave, with all that stands on them. */
+void core_damaged(struct km_core *core, struct km_actions *actions, const uint32_t *blocks,
+                  uint32_t count);
+void core_suspect(struct km_core *core, uint32_t block); /* read again before it is given away */
+void core_proof_tick(struct km_core *core, struct km_actions *actions);
+void core_proof_reset(struct km_core *core); /* the arena goes */
 
 #endif

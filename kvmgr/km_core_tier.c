@@ -121,8 +121,19 @@ bool core_write_out(struct km_core *core, uint32_t block, bool leaving)
     return any;
 }
 
-/* Gives up a node that was to leave, and those before it that were too. */
-static void leave(struct km_core *core, uint32_t block)
+void core_evict(struct km_core *core, uint32_t block)
+{
+    const struct km_node *n = km_index_node(km_pool_index(core->pool), block);
+    const struct km_session *s = km_sessions_at(km_pool_sessions(core->pool), n->session);
+    bool stored = core_stored(core, block);
+    *(stored ? &core->stats.evicted_written : &core->stats.evicted_dropped) += 1;
+    if (stored && s && core->moved_count < KM_MOVED_MAX)
+        core->moved[core->moved_count++] =
+            (struct km_moved){.sid = s->sid, .hash = n->hash, .position = n->position};
+    km_pool_evict(core->pool, block);
+}
+
+void core_leave(struct km_core *core, uint32_t block)
 {
     struct km_index *ix = km_pool_index(core->pool);
     while (block != KM_NONE) {
@@ -132,29 +143,39 @@ static void leave(struct km_core *core, uint32_t block)
         if (n->snapshot != KM_NONE && km_index_snap(ix, n->snapshot)->refs > 0)
             return;
         uint32_t parent = n->parent;
-        *(core_stored(core, block) ? &core->stats.evicted_written : &core->stats.evicted_dropped) +=
-            1;
-        km_pool_evict(core->pool, block);
+        core_evict(core, block);
         block = parent;
     }
 }
 
-static void write_done(struct km_core *core, const struct km_store_result *r)
+/* KM_NONE, or the block whose data are not what was committed. */
+static uint32_t write_done(struct km_core *core, const struct km_store_result *r)
 {
     struct km_index *ix = km_pool_index(core->pool);
-    uint32_t block = r->item.index;
+    uint32_t block = r->item.index, damaged = KM_NONE;
     if (r->item.kind == KM_OBJECT_SNAPSHOT) {
         struct km_snap *s = km_index_snap(ix, r->item.index);
         CHECK(s != NULL && s->storing && s->refs > 0);
         s->refs--;
         s->storing = 0;
         block = s->node;
-        bool leaving = s->leaving;
+        bool leaving = s->leaving || r->code == ERR_CORRUPT;
         s->leaving = 0;
+        s->unproven = r->code == ERR_OK ? 0 : s->unproven || r->code == ERR_CORRUPT;
+        core->unproven |= r->code == ERR_CORRUPT;
+        core->stats.snapshots_damaged += r->code == ERR_CORRUPT;
         if (leaving && s->refs == 0) /* else an open came for it */
             km_pool_snap_free(core->pool, r->item.index);
     } else {
-        km_index_node(ix, block)->storing = 0;
+        struct km_node *n = km_index_node(ix, block);
+        n->storing = 0;
+        if (r->code == ERR_OK) {
+            n->unproven = 0;
+        } else if (r->code == ERR_CORRUPT) {
+            n->unproven = 1;
+            damaged = block;
+            core->stats.blocks_damaged++;
+        }
     }
     CHECK(memcmp(&km_index_node(ix, block)->hash, &r->item.hash, sizeof(r->item.hash)) == 0);
     if (r->code == ERR_OK && core->tier_on) {
@@ -166,7 +187,8 @@ static void write_done(struct km_core *core, const struct km_store_result *r)
         core->stats.write_failures++;
     }
     km_pool_unref(core->pool, block);
-    leave(core, block);
+    core_leave(core, block);
+    return damaged;
 }
 
 /* --- the flush at the end */
@@ -577,16 +599,19 @@ static void loads_pump(struct km_core *core, struct km_actions *actions)
 
 void core_store_done(struct km_core *core, struct km_actions *actions, const struct km_event *event)
 {
-    CHECK(core->pool != NULL);
+    uint32_t damaged[KM_STORE_MAX], damaged_count = 0;
+    CHECK(core->pool != NULL && event->u.store_done.count <= KM_STORE_MAX);
     for (uint32_t i = 0; i < event->u.store_done.count; i++) {
         const struct km_store_result *r = &event->u.store_done.results[i];
         CHECK(core->store_inflight > 0);
         core->store_inflight--;
         if (r->item.op == KM_STORE_WRITE)
-            write_done(core, r);
+            damaged_count += (damaged[damaged_count] = write_done(core, r)) != KM_NONE;
         else if (r->item.op == KM_STORE_READ)
             (void)read_done(core, r);
     }
+    if (damaged_count > 0)
+        core_damaged(core, actions, damaged, damaged_count);
     if (core->tier_on)
         tier_trim(core);
     loads_pump(core, actions);

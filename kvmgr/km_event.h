@@ -19,6 +19,8 @@
 #define KM_RECLAIMS_MAX       16u    /* KvReclaim per KvPing */
 #define KM_SESSION_BLOCKS_MAX 65536u /* of one session's map; later ones are left out */
 #define KM_STORE_MAX          256u   /* operations of the tier in flight, and in one action */
+#define KM_MOVED_MAX          512u   /* told in one action; maps are hints, the rest is not told */
+#define KM_PROOFS_MAX         256u   /* data being read, and in one action */
 
 struct km_peer { /* routing id of a worker: "worker-0" */
     uint8_t count;
@@ -32,6 +34,8 @@ enum km_event_type {
     KM_EVENT_STORE_STATE,   /* the tier came up, or is off from now on */
     KM_EVENT_STORE_DONE,    /* operations that ended */
     KM_EVENT_STORE_OBJECTS, /* found by the re-index */
+    KM_EVENT_PROVED,        /* data that were read, see km_core_proof.c */
+    KM_EVENT_SUSPECT,       /* somebody wrote where he must not: a block is to be read again */
     KM_EVENT_WORKER_GONE,   /* a silent or replaced worker has the arena mapped no more */
     KM_EVENT_FLUSH,         /* write what is cached to the tier; repeated until nothing is asked */
 };
@@ -39,10 +43,12 @@ enum km_event_type {
 struct km_found_block { /* a committed header of an adopted arena */
     struct hash128 hash, parent;
     uint32_t block, position;
+    bool sealed; /* its header has the sum of its data */
 };
 struct km_found_snapshot {
     struct hash128 hash;
     uint32_t slot, token_count;
+    bool sealed;
 };
 
 struct km_arena_result { /* answer to KM_ACTION_ARENA_OPEN */
@@ -71,13 +77,20 @@ struct km_store_item {
 };
 struct km_store_result {
     struct km_store_item item;
-    enum err code;  /* READ: ERR_CORRUPT and ERR_NOT_FOUND also end the object */
+    enum err code;  /* READ: ERR_CORRUPT and ERR_NOT_FOUND also end the object; WRITE: ERR_CORRUPT
+                     * says that the arena's data are not what was committed */
     uint64_t bytes; /* on the tier; WRITE only */
 };
 struct km_store_object {
     uint32_t kind;
     struct hash128 hash, parent;
     uint64_t bytes;
+};
+
+struct km_proof {  /* data to read, and then what was found */
+    uint32_t kind; /* enum km_object_kind */
+    uint32_t index;
+    enum err code; /* ERR_OK: what its header was sealed for */
 };
 
 struct km_event {
@@ -91,6 +104,7 @@ struct km_event {
         struct km_arena_result arena;
         uint64_t gone;     /* its incarnation */
         bool flush_begins; /* of the first flush */
+        uint32_t suspect;  /* block */
         bool stood_still;  /* of a tick: this process was stopped since the last one */
         struct {
             bool on;
@@ -103,6 +117,10 @@ struct km_event {
             uint32_t count;
             const struct km_store_object *objects;
         } store_objects;
+        struct {
+            uint32_t count;
+            const struct km_proof *results;
+        } proved;
     } u;
 };
 
@@ -132,13 +150,21 @@ struct km_session_change {
     uint64_t pin_us;          /* count 0: from now on; 0 = as before */
 };
 
+/* A block of a session's chain left the arena; the tier has it. */
+struct km_moved {
+    struct hash128 sid, hash;
+    uint32_t position;
+};
+
 enum km_action_type {
     KM_ACTION_SEND = 1,
     KM_ACTION_ARENA_OPEN, /* the next event must be KM_EVENT_ARENA */
     KM_ACTION_BLOCKS,     /* write block headers */
     KM_ACTION_SLOTS,      /* write slots' headers */
     KM_ACTION_STORE,      /* operations for the tier, in order */
+    KM_ACTION_PROVE,      /* read data and tell */
     KM_ACTION_SESSION,
+    KM_ACTION_MOVED,
     KM_ACTION_TRACE
 };
 
@@ -170,7 +196,15 @@ struct km_action {
             uint32_t count;
             const struct km_store_item *items;
         } store;
+        struct {
+            uint32_t count;
+            const struct km_proof *items;
+        } prove;
         struct km_session_change session;
+        struct {
+            uint32_t count;
+            const struct km_moved *items;
+        } moved;
         struct {
             const char *what; /* constant text */
             uint32_t worker_id;

@@ -21,6 +21,8 @@ enum km_class km_evict_class(const struct km_pool *p, uint32_t block)
     const struct km_session *s = km_sessions_at(p->sessions, n->session);
     if (!s)
         return KM_CLASS_PLAIN;
+    if (s->held)
+        return KM_CLASS_HELD;
     const struct km_tenant *t = km_sessions_tenant(p->sessions, s);
     static const struct hash128 nameless; /* those without a key are no one session */
     bool named = memcmp(&s->sid, &nameless, sizeof(nameless)) != 0;
@@ -84,13 +86,44 @@ static void session_ended(struct km_pool *p, struct km_session *s, uint32_t tail
         uint32_t old = s->tail;
         if (takes_the_place(p, old, tail))
             mark_spent(p, old);
-        else if (common_blocks(p, old, tail) == km_index_node(p->index, tail)->position + 1)
+        else if (common_blocks(p, old, tail) == km_index_node(p->index, tail)->position + 1u)
             tail = old;
     }
     s->tail = tail;
     s->tail_hash = km_index_node(p->index, tail)->hash;
+    if (s->held)
+        return; /* until its own end */
     s->pinned = p->options.pin_us > 0;
     s->pin_until_us = p->now_us + p->options.pin_us;
+}
+
+void km_evict_hold(struct km_pool *p, uint32_t session, uint64_t until_us)
+{
+    CHECK_OBJ(p, KM_POOL_MAGIC);
+    struct km_session *s = km_sessions_at(p->sessions, session);
+    CHECK(s != NULL);
+    km_sessions_hold(p->sessions, session, until_us > p->now_us);
+    s->pinned = until_us > p->now_us;
+    s->pin_until_us = until_us;
+    for (uint32_t block = 0; block < p->options.block_count; block++) {
+        const struct km_node *n = km_index_node(p->index, block);
+        if (n->queued && n->session == session)
+            km_pool_settle(p, block);
+    }
+}
+
+bool km_evict_holds(const struct km_pool *p)
+{
+    CHECK_OBJ(p, KM_POOL_MAGIC);
+    return km_sessions_held(p->sessions) <= p->options.held_blocks_max;
+}
+
+/* The state that a held session is resumed from. */
+static bool snapshot_held(const struct km_pool *p, const struct km_snap *snap)
+{
+    const struct km_node *n = km_index_node(p->index, snap->node);
+    const struct km_session *s = km_sessions_at(p->sessions, n->session);
+    return s && s->held && !n->superseded && !snap->covered && km_evict_holds(p);
 }
 
 void km_evict_turn_ended(struct km_pool *p, const struct km_lease *lease, uint32_t tail,
@@ -128,7 +161,7 @@ uint32_t km_evict_snapshot_next(const struct km_pool *p, uint32_t spare_node)
     uint64_t best_order = UINT64_MAX;
     for (uint32_t i = 0; i < count; i++) {
         const struct km_snap *s = km_index_snap(p->index, first + i);
-        if (s->state != KM_SNAP_KEPT || s->refs > 0 || s->node == spare_node)
+        if (s->state != KM_SNAP_KEPT || s->refs > 0 || s->node == spare_node || snapshot_held(p, s))
             continue;
         uint64_t order = snapshot_order(p, s);
         if (order < best_order) {
@@ -190,6 +223,13 @@ void km_evict_tick(struct km_pool *p)
             return;
         if (!s->pinned || s->pin_until_us > p->now_us)
             continue;
+        if (s->held) {
+            km_evict_hold(
+                p,
+                km_sessions_find(p->sessions, &s->sid, &km_sessions_tenant(p->sessions, s)->salt),
+                0);
+            continue;
+        }
         s->pinned = false;
         if (tail_valid(p, s))
             km_pool_settle(p, s->tail);

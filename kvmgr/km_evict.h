@@ -5,7 +5,8 @@
  * session took the place of, requests that were not worth keeping, and what a session or tenant
  * keeps beyond its budget; (1) idle leaves by last use, later positions a little longer; (2)
  * the last turns of sessions that are still pinned, the longest unused first.  Blocks in use
- * are never given up.  Order of snapshots: spent; such that a later one of the same chain
+ * are never given up, nor are those of sessions that the operator pinned while these keep no more
+ * than held_blocks_max.  Order of snapshots: spent; such that a later one of the same chain
  * covers; by last use. */
 #ifndef KVMGR_KM_EVICT_H
 #define KVMGR_KM_EVICT_H
@@ -29,6 +30,11 @@ uint32_t km_evict_snapshot(struct km_pool *p, uint32_t spare_node);
 uint32_t km_evict_snapshot_next(const struct km_pool *p, uint32_t spare_node);
 /* A snapshot was attached to block: the one before it in its chain is covered now. */
 void km_evict_snapshot_kept(struct km_pool *p, uint32_t block);
+
+/* The operator's pin of a session, until then; 0 ends it.  A walk over all blocks. */
+void km_evict_hold(struct km_pool *p, uint32_t session, uint64_t until_us);
+/* Whether what is held stays whatever is asked for. */
+bool km_evict_holds(const struct km_pool *p);
 
 /* Pins that ran out; looks at a bounded number of sessions a call. */
 void km_evict_tick(struct km_pool *p);

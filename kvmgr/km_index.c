@@ -27,6 +27,7 @@ struct km_index {
 };
 
 STATIC_CHECK(sizeof(struct km_node) == 52);
+STATIC_CHECK(KM_INDEX_BLOCKS_END <= 1u << 24); /* bits of km_node.position */
 
 enum err km_index_create(const struct km_index_options *options, struct km_index **ret)
 {
@@ -212,7 +213,7 @@ void km_index_insert(struct km_index *ix, uint32_t block, const struct hash128 *
         if (p->queued)
             heap_drop(ix, parent);
         p->children++;
-        n->position = p->position + 1;
+        n->position = (p->position + 1) & 0xffffffu;
     }
     uint32_t *bucket = bucket_of(ix, hash);
     n->hash = *hash;
@@ -223,6 +224,7 @@ void km_index_insert(struct km_index *ix, uint32_t block, const struct hash128 *
     n->state = state;
     n->class = KM_CLASS_PLAIN;
     n->queued = n->superseded = n->leaving = n->storing = n->tested = 0;
+    n->unproven = n->proving = 0;
     n->snapshot = KM_NONE;
     n->session = KM_NONE;
     n->used = now_ticks;
@@ -369,7 +371,7 @@ void km_index_snap_set(struct km_index *ix, uint32_t slot, enum km_snap_state st
     ix->snaps_by_state[state]++;
     s->state = (uint8_t)state;
     s->node = KM_NONE;
-    s->covered = s->storing = s->leaving = 0;
+    s->covered = s->storing = s->leaving = s->unproven = s->proving = 0;
 }
 
 void km_index_snap_attach(struct km_index *ix, uint32_t slot, uint32_t block, uint32_t now_ticks)

@@ -29,17 +29,24 @@ enum km_node_state {
 };
 
 /* What goes first when room is needed. */
-enum km_class { KM_CLASS_SPENT = 0, KM_CLASS_PLAIN = 1, KM_CLASS_PINNED = 2 };
+enum km_class {
+    KM_CLASS_SPENT = 0,
+    KM_CLASS_PLAIN = 1,
+    KM_CLASS_PINNED = 2,
+    KM_CLASS_HELD = 3, /* not at all while the held ones are within their budget */
+};
 
 struct km_node { /* read-only outside km_index.c but for "user" fields */
     struct hash128 hash;
-    uint32_t parent;      /* KM_NONE at the front of a chain */
-    uint32_t bucket_next; /* while indexed or loading */
-    uint32_t link;        /* user: free list or lease's chain; in the heap: its place there */
-    uint32_t snapshot;    /* slot with the state at the block's end, KM_NONE */
-    uint32_t position;    /* index of the block in its chain */
-    uint32_t session;     /* user: who is charged for it, KM_NONE */
-    uint32_t used;        /* km_index_ticks of its last use */
+    uint32_t parent;        /* KM_NONE at the front of a chain */
+    uint32_t bucket_next;   /* while indexed or loading */
+    uint32_t link;          /* user: free list or lease's chain; in the heap: its place there */
+    uint32_t snapshot;      /* slot with the state at the block's end, KM_NONE */
+    unsigned position : 24, /* index of the block in its chain */
+        unproven : 1,       /* user: of an earlier process, its data were not read yet */
+        proving : 1;        /* user: they are being read */
+    uint32_t session;       /* user: who is charged for it, KM_NONE */
+    uint32_t used;          /* km_index_ticks of its last use */
     unsigned children : 23, state : 2, class : 2, queued : 1, /* in the heap */
         superseded : 1, /* user: a newer turn took its place */
         leaving : 1,    /* user: given up when it is written */
@@ -59,12 +66,13 @@ enum km_snap_state {
 struct km_snap { /* a snapshot slot; numbers run from snapshot_first */
     uint32_t node;
     uint32_t used;
-    uint16_t refs;   /* opens whose worker may still read it, writes to the tier */
-    uint8_t state;   /* enum km_snap_state */
-    uint8_t worker;  /* that it is granted to */
-    uint8_t covered; /* a later one of the same chain exists, and no fork between */
-    uint8_t storing; /* user: being written to the tier */
-    uint8_t leaving; /* user: given up when it is written */
+    uint16_t refs;             /* opens whose worker may still read it, writes to the tier */
+    uint8_t state;             /* enum km_snap_state */
+    uint8_t worker;            /* that it is granted to */
+    uint8_t covered;           /* a later one of the same chain exists, and no fork between */
+    uint8_t storing;           /* user: being written to the tier */
+    uint8_t leaving;           /* user: given up when it is written */
+    uint8_t unproven, proving; /* user: as in km_node */
 };
 
 struct km_index;

@@ -10,6 +10,7 @@
 #include "lib/base/check.h"
 #include "lib/base/log.h"
 #include "lib/base/mem.h"
+#include "lib/base/str.h"
 #include "lib/net/redis.h"
 
 #define KM_MAP_MAGIC    0x4b4d4d50u
@@ -61,6 +62,7 @@ struct list {
 
 struct session {
     bool used, dirty, inflight, queued;
+    bool on_tier; /* some entries say so */
     struct km_map *map;
     char sid[33];
     uint32_t bucket_next;
@@ -263,6 +265,7 @@ static enum err session_write(struct km_map *m, struct session *s)
         .updated_ms = m->options.unix_ms(),
         .snapshot_tokens = s->snapshot_tokens,
         .pin_until_ms = s->pin_until_ms,
+        .on_tier = s->on_tier,
     };
     uint64_t ttl_ms = m->options.ttl_ms;
     if (s->pin_until_ms + PIN_TTL_MS > image.updated_ms + ttl_ms)
@@ -477,6 +480,7 @@ void km_map_arena(struct km_map *m, const struct hash128 *layout_fp, const struc
 static void session_append(struct session *s, const struct km_session_change *c)
 {
     CHECK(s->entry_count + c->count <= s->entry_capacity);
+    s->on_tier &= s->entry_count > 0;
     for (uint32_t i = 0; i < c->count; i++) {
         uint8_t *entry = s->entries + (size_t)(s->entry_count + i) * KM_MAP_ENTRY_BYTES;
         km_map_entry_put(entry, &c->hashes[i], c->blocks[i], 0, 0); /* tier 0: the arena */
@@ -560,6 +564,36 @@ void km_map_commit(struct km_map *m, const struct km_session_change *c)
     s->request = c->request;
     s->token_count = c->token_count;
     s->snapshot_tokens = c->snapshot_tokens;
+    session_send(m, s);
+}
+
+void km_map_moved(struct km_map *m, const struct km_moved *items, uint32_t count)
+{
+    CHECK_OBJ(m, KM_MAP_MAGIC);
+    for (uint32_t i = 0; i < count; i++) {
+        char sid[33];
+        hex_encode(&items[i].sid, sizeof(items[i].sid), sid);
+        struct session *s = session_find(m, sid);
+        if (!s || items[i].position >= s->entry_count)
+            continue;
+        uint8_t *entry = s->entries + (size_t)items[i].position * KM_MAP_ENTRY_BYTES;
+        if (memcmp(entry, &items[i].hash, sizeof(items[i].hash)) != 0)
+            continue;
+        km_map_entry_put(entry, &items[i].hash, NONE, 1, 0);
+        s->on_tier = s->dirty = true;
+        if (m->epoch_ready)
+            queue_add(m, s);
+    }
+    map_pump(m);
+}
+
+void km_map_pin(struct km_map *m, const char *sid, uint64_t until_ms)
+{
+    CHECK_OBJ(m, KM_MAP_MAGIC);
+    struct session *s = session_find(m, sid);
+    if (!s || s->entry_count == 0 || s->pin_until_ms == until_ms)
+        return;
+    s->pin_until_ms = until_ms;
     session_send(m, s);
 }
 

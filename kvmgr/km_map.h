@@ -10,10 +10,11 @@
  *   epoch:<pool>      the highest epoch any kvmgr of this pool had
  *   sess:<sid>        hash: epoch, incarnation, layout_fp, model_fp, salt, n_tokens, n_blocks,
  *                     tail_hash, kda_snap_pos (tokens up to the last kept state), drafter_pos (0:
- *                     nothing of it is kept), tier (0: in the arena when written), pin_until (Unix
- *                     ms, 0 = none), gen, last_request, updated_ms
+ *                     nothing of it is kept), tier (1: some is on the tier only), pin_until
+ *                     (Unix ms, 0 = none), gen, last_request, updated_ms
  *   sess:<sid>:b:<c>  string: epoch u64, gen u64, crc32c u32 of those 16 bytes and of what follows,
- *                     then 22 bytes a block {chain hash 16, block id u32, tier u8, flags u8} for
+ *                     then 22 bytes a block {chain hash 16, block id u32, tier u8, flags u8}
+ *                     (tier 0: in the arena, 1: on the tier only, with id 2^32 - 1) for
  *                     blocks [256 c, 256 c + 256); little-endian
  * A script writes all of a session or nothing: it refuses if epoch:<pool> is not ours or if the
  * stored gen (of our epoch; an older epoch's map counts as absent) is not the expected one. */
@@ -28,6 +29,7 @@
 
 struct redis;
 struct km_map;
+struct km_moved;
 struct km_session_change;
 
 struct km_map_options {
@@ -61,6 +63,10 @@ void km_map_destroy(struct km_map **map_p);
 void km_map_arena(struct km_map *m, const struct hash128 *layout_fp,
                   const struct hash128 *model_fp);
 void km_map_commit(struct km_map *m, const struct km_session_change *change);
+/* Blocks that only the tier has now; told with the session's next write. */
+void km_map_moved(struct km_map *m, const struct km_moved *items, uint32_t count);
+/* A session is pinned until then, 0 = no more; not known: nothing happens. */
+void km_map_pin(struct km_map *m, const char *sid, uint64_t until_ms);
 /* From redis_on_change: on return the epoch is raised and tracked sessions are written again. */
 void km_map_redis_up(struct km_map *m, bool up);
 /* A few times a second: tries again what Redis refused. */

@@ -95,7 +95,7 @@ void km_map_image_fields(struct km_map_args *args, const struct km_map_image *im
             image->entries + (size_t)(image->entry_count - 1) * KM_MAP_ENTRY_BYTES);
     add_u64(args, "kda_snap_pos", image->snapshot_tokens);
     add_u64(args, "drafter_pos", 0); /* nothing of the drafter's is kept */
-    add_u64(args, "tier", 0);        /* committed blocks are in the arena */
+    add_u64(args, "tier", image->on_tier);
     add_u64(args, "pin_until", image->pin_until_ms);
     add_u64(args, "gen", image->gen);
     add_hex(args, "last_request", image->request.bytes);

@@ -5,6 +5,7 @@
 #ifndef KVMGR_KM_MAP_IMAGE_H
 #define KVMGR_KM_MAP_IMAGE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -33,6 +34,7 @@ struct km_map_image {
     uint64_t updated_ms;
     uint32_t snapshot_tokens;
     uint64_t pin_until_ms;
+    bool on_tier; /* some entries are on the tier only */
 };
 
 /* Arguments of one command; texts of numbers and hashes lie inside, all else is borrowed. */

@@ -440,8 +440,9 @@ static void commit_block(struct km_pool *p, struct km_lease *lease, uint32_t blo
         return;
     }
     struct km_node *n = km_index_node(p->index, known);
-    /* A hash that stands elsewhere in the tree, or is still being read, ends what we can index. */
-    if (n->state != KM_NODE_INDEXED || n->parent != lease->chain_tail) {
+    /* A hash that stands elsewhere in the tree, or whose data are not known to be good, ends what
+     * we can index. */
+    if (n->state != KM_NODE_INDEXED || n->parent != lease->chain_tail || n->unproven) {
         lease->unindexed = true;
         return;
     }

@@ -32,6 +32,7 @@ struct km_pool_options {
     uint32_t block_tokens;
     uint32_t sessions_max, tenants_max;
     uint32_t session_blocks_max, tenant_blocks_max; /* kept at ordinary rank; 0 = no bound */
+    uint32_t held_blocks_max;                       /* that the operator's pins may keep */
     uint64_t pin_us;                                /* of a session's last turn */
 };
 

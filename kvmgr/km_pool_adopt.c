@@ -31,7 +31,7 @@ bool km_pool_adopt(struct km_pool *p, uint32_t block, const struct hash128 *hash
     if (position > 0) {
         parent_block = km_index_find(p->index, parent);
         if (parent_block == KM_NONE ||
-            km_index_node(p->index, parent_block)->position + 1 != position)
+            km_index_node(p->index, parent_block)->position + 1u != position)
             return false;
     } else if (memcmp(parent, &zeros, sizeof(zeros)) != 0) {
         return false;

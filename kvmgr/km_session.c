@@ -14,6 +14,7 @@
 struct km_sessions {
     uint32_t magic;
     uint32_t max, fresh, count;
+    uint32_t held; /* blocks */
     uint32_t tenants_max, tenants;
     struct km_session *list;
     struct km_tenant *tenant_list;
@@ -211,7 +212,31 @@ void km_sessions_charge(struct km_sessions *t, uint32_t index, int blocks)
     struct km_tenant *tenant = &t->tenant_list[s->tenant];
     CHECK(blocks >= 0 || (s->blocks >= (uint32_t)-blocks && tenant->blocks >= (uint32_t)-blocks));
     s->blocks += (uint32_t)blocks;
+    t->held += s->held ? (uint32_t)blocks : 0;
     tenant->blocks += (uint32_t)blocks;
+}
+
+uint32_t km_sessions_find(const struct km_sessions *t, const struct hash128 *sid,
+                          const struct hash128 *salt)
+{
+    CHECK_OBJ(t, KM_SESSIONS_MAGIC);
+    return entry_find(t, sid, salt);
+}
+
+void km_sessions_hold(struct km_sessions *t, uint32_t index, bool hold)
+{
+    struct km_session *s = km_sessions_at(t, index);
+    CHECK(s != NULL);
+    if (s->held == hold)
+        return;
+    s->held = hold;
+    t->held += hold ? s->blocks : 0 - s->blocks;
+}
+
+uint32_t km_sessions_held(const struct km_sessions *t)
+{
+    CHECK_OBJ(t, KM_SESSIONS_MAGIC);
+    return t->held;
 }
 
 uint32_t km_sessions_count(const struct km_sessions *t)

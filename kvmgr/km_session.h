@@ -26,6 +26,7 @@ struct km_session {
     struct hash128 tail_hash;         /* user: tail is void if its node has another hash */
     uint64_t pin_until_us;            /* user */
     bool used, pinned;                /* pinned: user */
+    bool held;                        /* pinned by the operator: given up by nothing */
 };
 
 struct km_tenant {
@@ -45,6 +46,11 @@ uint32_t km_sessions_use(struct km_sessions *t, const struct hash128 *sid,
 struct km_session *km_sessions_at(const struct km_sessions *t, uint32_t index); /* NULL: KM_NONE */
 struct km_tenant *km_sessions_tenant(const struct km_sessions *t, const struct km_session *s);
 void km_sessions_charge(struct km_sessions *t, uint32_t index, int blocks);
+/* KM_NONE: not known. */
+uint32_t km_sessions_find(const struct km_sessions *t, const struct hash128 *sid,
+                          const struct hash128 *salt);
+void km_sessions_hold(struct km_sessions *t, uint32_t index, bool hold);
+uint32_t km_sessions_held(const struct km_sessions *t); /* blocks of those that are held */
 uint32_t km_sessions_count(const struct km_sessions *t);
 /* Goes around: the next entry in use after *cursor_p, NULL after the last one (start again). */
 struct km_session *km_sessions_next(struct km_sessions *t, uint32_t *cursor_p);

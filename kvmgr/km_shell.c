@@ -122,8 +122,6 @@ static void arena_report(const struct km_shell *s, const struct km_arena_report 
         log_warn(KVMGR, "arena replaced", "path=%s reason=\"%s\"", s->arena_path, report->reason);
     if (report->headers_broken > 0)
         log_warn(KVMGR, "broken headers freed", "count=%u", report->headers_broken);
-    if (report->data_broken > 0)
-        log_warn(KVMGR, "damaged blocks freed", "count=%u", report->data_broken);
     log_info(KVMGR, report->adopted ? "arena adopted" : "arena made",
              "path=%s bytes=%" PRIu64
              " blocks=%u slots=%u freed=%u committed=%u snapshots=%u epoch=%u",
@@ -137,13 +135,21 @@ static struct km_arena_result arena_open(struct km_shell *s, const struct km_are
 {
     struct km_arena_options options = arena_options(s, want);
     struct km_arena_report report;
-    if (s->arena)
+    if (s->arena) {
+        struct km_arena_guard last;
         s->repaired += km_arena_headers_repaired(s->arena);
+        s->guards_broken += km_arena_guards_broken(s->arena, &last);
+        s->guards_told = 0;
+    }
     km_shell_store_close(s);
+    km_shell_proof_close(s);
     km_arena_close(&s->arena);
     detail->text[0] = '\0';
     enum err e = km_arena_open(&options, &s->arena, &report, detail);
+    if (e == ERR_OK)
+        e = km_shell_proof_open(s, detail);
     if (e != ERR_OK) {
+        km_arena_close(&s->arena);
         log_error(KVMGR, "no arena", "path=%s reason=\"%s\"", s->arena_path, detail->text);
         return (struct km_arena_result){.code = e, .text = detail->text, .path = ""};
     }
@@ -231,8 +237,14 @@ static bool action_run(struct km_shell *s, const struct km_action *action, struc
     case KM_ACTION_STORE:
         km_shell_store_submit(s, action);
         break;
+    case KM_ACTION_PROVE:
+        km_shell_proof_submit(s, action);
+        break;
     case KM_ACTION_SESSION:
         km_map_commit(s->map, &action->u.session);
+        break;
+    case KM_ACTION_MOVED:
+        km_map_moved(s->map, action->u.moved.items, action->u.moved.count);
         break;
     case KM_ACTION_TRACE:
         log_info(KVMGR, action->u.trace.what, "worker=%u leases=%u text=\"%s\"",
@@ -240,6 +252,25 @@ static bool action_run(struct km_shell *s, const struct km_action *action, struc
         break;
     }
     return false;
+}
+
+/* Somebody wrote beyond the end of a block or slot: said aloud, and what lies behind is read again
+ * before it is lent to anybody. */
+static void guards_tell(struct km_shell *s)
+{
+    struct km_arena_guard last;
+    if (!s->arena)
+        return;
+    uint64_t count = km_arena_guards_broken(s->arena, &last);
+    if (count == s->guards_told)
+        return;
+    log_error(KVMGR, "guard overwritten", "behind=\"%s %u\" count=%" PRIu64,
+              last.slot ? "slot" : "block", last.index, count - s->guards_told);
+    s->guards_told = count;
+    if (last.slot)
+        return;
+    struct km_event event = {.type = KM_EVENT_SUSPECT, .u.suspect = last.index + 1};
+    km_shell_step(s, event);
 }
 
 void km_shell_step(struct km_shell *s, struct km_event event)
@@ -261,6 +292,7 @@ void km_shell_step(struct km_shell *s, struct km_event event)
             again = true;
         }
     }
+    guards_tell(s);
     if (!opened || !s->arena)
         return;
     km_arena_found_drop(s->arena);
@@ -376,6 +408,7 @@ static enum err serve(struct km_shell *s, uint32_t redis_epoch, struct err_detai
         .sessions_max = s->params->sessions_max,
         .session_percent = s->params->session_percent,
         .tenant_percent = s->params->tenant_percent,
+        .pin_percent = s->params->pin_percent,
         .pin_us = (uint64_t)s->params->pin_s * 1000000u,
         .tier_bytes_max = s->params->kv_store_dir[0] ? s->params->kv_store_bytes : 0,
         .tier_objects_max = s->params->kv_store_objects,
@@ -532,6 +565,8 @@ void km_shell_destroy(struct km_shell **shell_p)
     km_map_destroy(&s->map);
     km_shell_store_close(s);
     loop_waker_destroy(&s->store_waker);
+    km_shell_proof_close(s);
+    loop_waker_destroy(&s->proof_waker);
     loop_timer_destroy(&s->stop_timer);
     km_core_destroy(&s->core);
     km_arena_close(&s->arena);

@@ -31,6 +31,7 @@ struct km_map;
 struct loop_timer;
 struct redis;
 struct status;
+struct km_proofs;
 struct km_store;
 struct loop_waker;
 
@@ -59,9 +60,13 @@ struct km_shell {
     struct km_map *map;
     struct km_store *store; /* NULL: no tier, or off */
     struct loop_waker *store_waker;
+    uint64_t store_others;             /* bytes of other models in its folder */
     char store_text[ERR_DETAIL_BYTES]; /* why it is off; "" = it is not */
     struct km_store_result results[KM_SHELL_RESULTS];
     struct km_store_object objects[KM_SHELL_RESULTS];
+    struct km_proofs *proofs; /* with the arena */
+    struct loop_waker *proof_waker;
+    struct km_proof proved[KM_SHELL_RESULTS];
     struct loop_timer *stop_timer; /* runs while what is cached is written before the end */
     bool stopping;
     bool flushing;     /* the operator wants what is cached written; the process goes on */
@@ -69,6 +74,7 @@ struct km_shell {
     struct hash128 model_fp;
     struct km_actions actions;
     uint64_t malformed, unsent, repaired;
+    uint64_t guards_broken, guards_told; /* of arenas before; of this one */
     struct metric metrics[KM_METRIC_COUNT];
 };
 
@@ -80,6 +86,11 @@ void km_shell_state_show(struct km_shell *s);
 void km_shell_store_open(struct km_shell *s); /* with the arena; off loudly if it cannot be */
 void km_shell_store_close(struct km_shell *s);
 void km_shell_store_submit(struct km_shell *s, const struct km_action *action);
+
+/* km_shell_proof.c */
+MUST_USE enum err km_shell_proof_open(struct km_shell *s, struct err_detail *detail);
+void km_shell_proof_close(struct km_shell *s);
+void km_shell_proof_submit(struct km_shell *s, const struct km_action *action);
 
 void km_shell_flush(struct km_shell *s); /* what is cached goes to the tier, in the background */
 

@@ -9,9 +9,12 @@
 #include "kvmgr/km_map.h"
 #include "kvmgr/km_params.h"
 #include "lib/base/check.h"
+#include "lib/base/clock.h"
 #include "lib/base/json.h"
 #include "lib/base/str.h"
 #include "lib/net/status.h"
+
+#define PIN_SECONDS_MAX 604800u
 
 static const struct metric_row km_metric_rows[KM_METRIC_COUNT] = {
 #define COUNTER(ident, name, labels, help) {METRIC_COUNTER, name, labels, NULL, help},
@@ -63,6 +66,12 @@ static void metrics_core(struct km_shell *s)
         {KM_METRIC_tier_tokens, c->tokens_loaded},
         {KM_METRIC_tier_corrupt, c->objects_corrupt},
         {KM_METRIC_tier_evicted, c->objects_evicted},
+        {KM_METRIC_blocks_damaged, c->blocks_damaged},
+        {KM_METRIC_snapshots_damaged, c->snapshots_damaged},
+        {KM_METRIC_blocks_pinned, km_core_pinned(s->core)},
+        {KM_METRIC_blocks_written,
+         cache.tier_on ? km_core_indexed(s->core) - km_core_unwritten(s->core) : 0},
+        {KM_METRIC_blocks_unproven, km_core_unproven(s->core)},
         {KM_METRIC_blocks_free, n.blocks_free},
         {KM_METRIC_blocks_leased, n.blocks_leased},
         {KM_METRIC_blocks_cached, n.blocks_cached},
@@ -98,13 +107,17 @@ static void on_refresh(void *arg)
     metric_set(&m[KM_METRIC_malformed], (double)s->malformed);
     metric_set(&m[KM_METRIC_unsent], (double)s->unsent);
     metric_set(&m[KM_METRIC_epoch], (double)s->epoch);
-    uint64_t repaired = s->repaired, bytes = 0;
+    uint64_t repaired = s->repaired, guards = s->guards_broken, bytes = 0;
     if (s->arena) {
+        struct km_arena_guard last;
+        guards += km_arena_guards_broken(s->arena, &last);
         repaired += km_arena_headers_repaired(s->arena);
         bytes = km_arena_layout(s->arena)->arena_bytes;
     }
     metric_set(&m[KM_METRIC_headers_repaired], (double)repaired);
     metric_set(&m[KM_METRIC_arena_bytes], (double)bytes);
+    metric_set(&m[KM_METRIC_guards_broken], (double)guards);
+    metric_set(&m[KM_METRIC_tier_others], (double)s->store_others);
     if (!s->core || !s->map)
         return;
     metrics_core(s);
@@ -155,9 +168,28 @@ static void on_health(void *arg, struct str *out)
                                       : "off",
                    cache.tier_bytes, cache.tier_blocks, cache.tier_snapshots);
     json_write_string(out, s->store_text, strlen(s->store_text));
-    str_add_format(out, ",\"flushing\":%s,\"unwritten\":%u,\"maps_waiting\":%u",
-                   s->flushing ? "true" : "false", km_core_unwritten(s->core),
+    str_add_format(out,
+                   ",\"blocks_pinned\":%u,\"flushing\":%s,\"unwritten\":%u,\"unproven\":%u,\"maps_"
+                   "waiting\":%u",
+                   km_core_pinned(s->core), s->flushing ? "true" : "false",
+                   km_core_unwritten(s->core), km_core_unproven(s->core),
                    s->map ? km_map_waiting(s->map) : 0);
+}
+
+static enum err pin(struct km_shell *s, const struct status_command *c, bool on,
+                    struct err_detail *detail)
+{
+    char sid[33];
+    if (c->session[0] == '\0')
+        return err_set(detail, ERR_INVALID, "session: missing");
+    if (on && (c->seconds == 0 || c->seconds > PIN_SECONDS_MAX))
+        return err_set(detail, ERR_INVALID, "seconds: %" PRIu64 " is not in 1..%u", c->seconds,
+                       PIN_SECONDS_MAX);
+    if (!s->core)
+        return err_set(detail, ERR_CLOSED, "not ready");
+    TRY(km_core_pin(s->core, c->session, c->salt, on ? c->seconds * 1000000u : 0, sid, detail));
+    km_map_pin(s->map, sid, on ? clock_unix_us() / 1000 + c->seconds * 1000 : 0);
+    return ERR_OK;
 }
 
 /* Its part of draining a worker: others hold what it keeps, so it writes it down and serves on. */
@@ -165,10 +197,11 @@ static enum err on_command(void *arg, const struct status_command *c, struct err
 {
     struct km_shell *s = arg;
     CHECK_OBJ(s, KM_SHELL_MAGIC);
+    if (strcmp(c->name, "pin") == 0 || strcmp(c->name, "unpin") == 0)
+        return pin(s, c, strcmp(c->name, "pin") == 0, detail);
     if (c->has_worker || strcmp(c->name, "drain") != 0)
         return err_set(detail, ERR_NOT_FOUND,
-                       "%.16s: kvmgr only knows drain, which writes what "
-                       "is cached",
+                       "%.16s: kvmgr only knows pin, unpin, and drain, which writes what is cached",
                        c->name);
     km_shell_flush(s);
     return ERR_OK;
@@ -233,6 +266,7 @@ enum err km_shell_status_open(struct km_shell *s, struct err_detail *detail)
         .heartbeat = on_heartbeat,
         .heartbeat_key = s->heartbeat_key,
         .command = on_command,
+        .pins = true,
         .arg = s,
     };
     return status_create(s->loop, &status, &s->status, detail);

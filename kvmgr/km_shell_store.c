@@ -93,11 +93,14 @@ static void on_store(void *arg)
         if (news.news == KM_STORE_NOTHING)
             break;
         if (news.news == KM_STORE_RESULT) {
-            if (news.result.code == ERR_CORRUPT)
+            if (news.result.code == ERR_CORRUPT && news.result.item.op == KM_STORE_READ)
                 log_warn(KVMGR, "corrupt object dropped", "kind=%u", news.result.item.kind);
             s->results[results++] = news.result;
         } else if (news.news == KM_STORE_FOUND) {
             s->objects[objects++] = news.object;
+        } else if (news.news == KM_STORE_OTHERS) {
+            s->store_others = news.bytes;
+            log_warn(KVMGR, "tier has folders of others", "reason=\"%s\"", news.text);
         } else {
             results_step(s, &results, &objects);
             state_step(s, false);
@@ -146,6 +149,7 @@ void km_shell_store_open(struct km_shell *s)
                  "reason=\"kv_store_bytes: a block and a snapshot take %" PRIu64 "\"",
                  l->block_bytes + l->slot_bytes + 2 * KM_STORE_PAGE);
     s->store_text[0] = '\0';
+    s->store_others = 0;
     log_info(KVMGR, "tier on", "dir=%s", s->params->kv_store_dir);
     km_shell_state_show(s);
     state_step(s, true);

@@ -46,6 +46,9 @@ struct km_store {
     atomic_bool stop, off;
     atomic_uint off_told; /* 0: on, 1: off and not polled yet, 2: polled */
     char off_text[ERR_DETAIL_BYTES];
+    atomic_uint others_told; /* as off_told: 0 = none found */
+    uint32_t others;
+    uint64_t others_bytes;
     /* The I/O thread's own: */
     uint8_t *raw, *packed; /* page-aligned */
     size_t raw_bytes, packed_bytes;
@@ -209,6 +212,12 @@ static enum err op_write(struct km_store *s, const struct km_store_item *it, uin
     uint64_t raw_bytes = data_bytes(s, it->kind);
     object_path(s, it->kind, &it->hash, path, sizeof(path));
     TRY(copy_pieces(s, s->options.arena_fd, data_at(s, it), s->raw, raw_bytes, false));
+    /* Damage in memory must not get good checksums on the disk. */
+    uint32_t sealed = 0;
+    if (km_arena_file_sealed(s->options.arena_fd, &s->layout, it->kind == KM_OBJECT_SNAPSHOT,
+                             it->index, &sealed) != ERR_OK ||
+        (sealed != 0 && sealed != km_arena_sum(s->raw, raw_bytes)))
+        return ERR_CORRUPT;
     uint64_t bytes = object_pack(s, it, raw_bytes);
     TRY(write_file(s, path, bytes));
     *ret_bytes = bytes;
@@ -386,8 +395,8 @@ static void listed_tell(struct km_store *s)
     s->listed_count = s->listed_max = 0;
 }
 
-/* Lists one folder of objects, or empties it.  Operations that come meanwhile go first. */
-static void shard_walk(struct km_store *s, const char *path, bool remove_all)
+/* Lists one folder of objects.  Operations that come meanwhile go first. */
+static void shard_walk(struct km_store *s, const char *path)
 {
     DIR *d = opendir(path);
     if (!d)
@@ -400,7 +409,7 @@ static void shard_walk(struct km_store *s, const char *path, bool remove_all)
         bool object = name_parse(entry->d_name, &o);
         if (!object)
             continue;
-        if (remove_all || fstatat(dirfd(d), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 ||
+        if (fstatat(dirfd(d), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 ||
             !S_ISREG(st.st_mode) || st.st_size <= 0) {
             (void)unlinkat(dirfd(d), entry->d_name, 0);
         } else {
@@ -410,16 +419,14 @@ static void shard_walk(struct km_store *s, const char *path, bool remove_all)
         stop = stop || ops_run(s);
     }
     closedir(d);
-    if (remove_all)
-        (void)rmdir(path);
 }
 
-static void base_walk(struct km_store *s, const char *base, bool remove_all)
+static void base_walk(struct km_store *s, const char *base)
 {
     char path[900];
     for (uint32_t i = 0; i < SHARDS && !atomic_load(&s->stop); i++) {
         snprintf(path, sizeof(path), "%s/%02x", base, i);
-        shard_walk(s, path, remove_all);
+        shard_walk(s, path);
     }
     DIR *d = opendir(base);
     if (!d)
@@ -429,11 +436,25 @@ static void base_walk(struct km_store *s, const char *base, bool remove_all)
         if (is_temp(entry->d_name))
             (void)unlinkat(dirfd(d), entry->d_name, 0);
     closedir(d);
-    if (remove_all)
-        (void)rmdir(base);
 }
 
-static void others_remove(struct km_store *s)
+/* Bytes of what lies in one folder. */
+static uint64_t folder_bytes(struct km_store *s, const char *path)
+{
+    DIR *d = opendir(path);
+    struct dirent *entry;
+    struct stat st;
+    uint64_t bytes = 0;
+    while (d && !ops_run(s) && (entry = readdir(d)) != NULL)
+        if (fstatat(dirfd(d), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISREG(st.st_mode))
+            bytes += (uint64_t)st.st_size;
+    if (d)
+        closedir(d);
+    return bytes;
+}
+
+/* What other layouts and models keep here is theirs: it is only told how much it is. */
+static void others_count(struct km_store *s)
 {
     DIR *d = opendir(s->dir);
     if (!d)
@@ -444,20 +465,27 @@ static void others_remove(struct km_store *s)
         char path[900];
         if (!is_hex(entry->d_name, 32) || strcmp(entry->d_name, ours) == 0)
             continue;
-        snprintf(path, sizeof(path), "%s/%.32s", s->dir, entry->d_name);
-        base_walk(s, path, true);
+        for (uint32_t i = 0; i < SHARDS && !atomic_load(&s->stop); i++) {
+            snprintf(path, sizeof(path), "%s/%.32s/%02x", s->dir, entry->d_name, i);
+            s->others_bytes += folder_bytes(s, path);
+        }
+        s->others++;
     }
     closedir(d);
+    if (s->others == 0 || atomic_load(&s->stop))
+        return;
+    atomic_store(&s->others_told, 1);
+    s->options.wake(s->options.wake_arg);
 }
 
 static void *store_thread(void *arg)
 {
     struct km_store *s = arg;
     CHECK_OBJ(s, KM_STORE_MAGIC);
-    base_walk(s, s->base, false);
+    base_walk(s, s->base);
     listed_tell(s);
     s->options.wake(s->options.wake_arg);
-    others_remove(s);
+    others_count(s);
     while (!ops_run(s))
         while (sem_wait(&s->wake) != 0)
             CHECK(errno == EINTR);
@@ -584,6 +612,14 @@ void km_store_poll(struct km_store *s, struct km_store_poll *ret)
         atomic_store(&s->off_told, 2);
         ret->news = KM_STORE_OFF;
         snprintf(ret->text, sizeof(ret->text), "%s", s->off_text);
+    } else if (atomic_load(&s->others_told) == 1) {
+        atomic_store(&s->others_told, 2);
+        ret->news = KM_STORE_OTHERS;
+        ret->bytes = s->others_bytes;
+        snprintf(ret->text, sizeof(ret->text),
+                 "%.300s: %u folders of other models or layouts keep %" PRIu64
+                 " bytes beyond kv_store_bytes; remove those that no configuration uses",
+                 s->dir, s->others, s->others_bytes);
     }
 }
 

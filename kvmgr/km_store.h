@@ -9,7 +9,8 @@
  * data (raw or zstd) padded to 4096 bytes, then a footer page {hash, layout, model, lengths, CRCs}.
  * A file is written under a temporary name, synced and renamed: it is whole or it is not there.
  * At start the footers are read, newest file first; a read renews a file's time.  O_DIRECT where
- * the file system takes it.  Folders of other layouts and models are removed.
+ * the file system takes it.  Folders of other layouts and models are not touched, but told: each
+ * has its own kv_store_bytes, and whoever changes for good removes the old one by hand.
  *
  * Disk full or an I/O error turns the tier off until the next start: KM_STORE_OFF, with a text. */
 #ifndef KVMGR_KM_STORE_H
@@ -51,12 +52,19 @@ struct km_store_options {
     void *wake_arg;
 };
 
-enum km_store_news { KM_STORE_NOTHING, KM_STORE_RESULT, KM_STORE_FOUND, KM_STORE_OFF };
+enum km_store_news {
+    KM_STORE_NOTHING,
+    KM_STORE_RESULT,
+    KM_STORE_FOUND,
+    KM_STORE_OFF,
+    KM_STORE_OTHERS
+};
 
 struct km_store_poll {
     enum km_store_news news;
     struct km_store_result result;
     struct km_store_object object;
+    uint64_t bytes; /* OTHERS */
     char text[ERR_DETAIL_BYTES];
 };
 

@@ -21,7 +21,7 @@ struct km_tier {
     uint32_t counts[2];
     struct km_object *objects;
     uint32_t *buckets, *siblings; /* by hash, by base */
-    uint32_t bucket_mask;
+    uint32_t bucket_count;        /* of each table */
     uint32_t oldest, newest;
     uint32_t use_first, use_last; /* numbers of uses: of what was there before, and since */
 };
@@ -35,13 +35,10 @@ enum err km_tier_create(uint32_t objects_max, uint64_t bytes_max, struct km_tier
     t->magic = KM_TIER_MAGIC;
     t->objects_max = objects_max;
     t->units_max = bytes_max / KM_TIER_UNIT;
-    uint32_t buckets = 16;
-    while (buckets < objects_max)
-        buckets *= 2;
-    t->bucket_mask = buckets - 1;
+    t->bucket_count = objects_max / 2 + 1;
     t->objects = calloc(objects_max, sizeof(*t->objects));
-    t->buckets = malloc(buckets * sizeof(*t->buckets));
-    t->siblings = malloc(buckets * sizeof(*t->siblings));
+    t->buckets = malloc(t->bucket_count * sizeof(*t->buckets));
+    t->siblings = malloc(t->bucket_count * sizeof(*t->siblings));
     if (!t->objects || !t->buckets || !t->siblings) {
         km_tier_destroy(&t);
         return ERR_NOMEM;
@@ -68,8 +65,8 @@ void km_tier_destroy(struct km_tier **tier_p)
 void km_tier_clear(struct km_tier *t)
 {
     CHECK_OBJ(t, KM_TIER_MAGIC);
-    memset(t->buckets, 0xff, ((size_t)t->bucket_mask + 1) * sizeof(*t->buckets));
-    memset(t->siblings, 0xff, ((size_t)t->bucket_mask + 1) * sizeof(*t->siblings));
+    memset(t->buckets, 0xff, t->bucket_count * sizeof(*t->buckets));
+    memset(t->siblings, 0xff, t->bucket_count * sizeof(*t->siblings));
     t->use_first = t->use_last = USE_FIRST;
     t->fresh = t->counts[0] = t->counts[1] = 0;
     t->units = 0;
@@ -80,7 +77,13 @@ uint64_t km_tier_memory(const struct km_tier *t)
 {
     CHECK_OBJ(t, KM_TIER_MAGIC);
     return (uint64_t)t->objects_max * sizeof(*t->objects) +
-           ((uint64_t)t->bucket_mask + 1) * 2 * sizeof(*t->buckets);
+           (uint64_t)t->bucket_count * 2 * sizeof(*t->buckets);
+}
+
+/* Of a table of that many, by the high bits of a word that is spread evenly. */
+static uint32_t bucket_at(const struct km_tier *t, uint32_t word)
+{
+    return (uint32_t)((uint64_t)word * t->bucket_count >> 32);
 }
 
 static uint32_t *bucket_of(const struct km_tier *t, enum km_object_kind kind,
@@ -88,7 +91,7 @@ static uint32_t *bucket_of(const struct km_tier *t, enum km_object_kind kind,
 {
     uint32_t word;
     memcpy(&word, hash->bytes + 4, sizeof(word));
-    return &t->buckets[(word ^ (uint32_t)kind * 0x5bd1e995u) & t->bucket_mask];
+    return &t->buckets[bucket_at(t, word ^ (uint32_t)kind * 0x5bd1e995u)];
 }
 
 static uint32_t object_find(const struct km_tier *t, enum km_object_kind kind,
@@ -152,7 +155,7 @@ static uint32_t *siblings_of(const struct km_tier *t, const struct hash128 *base
 {
     uint32_t word;
     memcpy(&word, base->bytes + 8, sizeof(word));
-    return &t->siblings[word & t->bucket_mask];
+    return &t->siblings[bucket_at(t, word)];
 }
 
 /* The new object at index and those that it has to do with. */

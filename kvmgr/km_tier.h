@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvmgr/km_tier.h - what the NVMe tier holds: hash and kind -> size, leaves in order of use.
  *
- * Owned by kvmgr's loop thread.  Everything is taken at create: 60 bytes an object and four words
- * of buckets at most.  Pure: km_store has the files.
+ * Owned by kvmgr's loop thread.  Everything is taken at create: 60 bytes an object and a word of
+ * buckets: 64.  Pure: km_store has the files.
  *
  * A block stands on the one before it in its chain, a snapshot on the block that it ends: without
  * what it stands on an object is of little use, so what others stand on never goes first. */

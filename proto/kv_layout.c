@@ -125,6 +125,7 @@ static struct hash128 fingerprint(const struct kv_geometry *g)
                         KV_SUPERBLOCK_BYTES,
                         KV_HEADER_BYTES,
                         KV_PAGE_BYTES,
+                        KV_GUARD_BYTES_MIN,
                         ROW_ALIGN,
                         g->dsa_layers,
                         g->latent_dim,
@@ -150,8 +151,10 @@ static enum err sizes_fill(const struct kv_geometry *g, struct kv_layout *l,
     l->geometry = *g;
     l->index_offset = round_up(latent, ROW_ALIGN);
     l->layer_stride = round_up(l->index_offset + index, ROW_ALIGN);
-    l->block_bytes = round_up(l->layer_stride * g->dsa_layers, KV_PAGE_BYTES);
-    l->slot_bytes = round_up(g->state_bytes, KV_PAGE_BYTES);
+    l->block_guard_at = l->layer_stride * g->dsa_layers;
+    l->slot_guard_at = g->state_bytes;
+    l->block_bytes = round_up(l->block_guard_at + KV_GUARD_BYTES_MIN, KV_PAGE_BYTES);
+    l->slot_bytes = round_up(l->slot_guard_at + KV_GUARD_BYTES_MIN, KV_PAGE_BYTES);
     l->layout_fp = fingerprint(g);
     CHECK(l->block_bytes != 0 && l->slot_bytes != 0);
     /* Keeps every product of a size and a count inside 64 bits. */
@@ -233,6 +236,13 @@ enum err kv_layout_of(const struct kv_geometry *g, uint32_t block_count, uint32_
                        block_count, slot_count, (unsigned long long)l.arena_bytes, ARENA_BYTES_MAX);
     *ret_layout = l;
     return ERR_OK;
+}
+
+void kv_guard_fill(uint8_t *ret_guard, uint64_t count)
+{
+    static const uint8_t word[8] = {0xca, 0x9a, 0x47, 0xe5, 0x5e, 0x74, 0xa9, 0xac};
+    for (uint64_t i = 0; i < count; i++)
+        ret_guard[i] = word[i % sizeof(word)];
 }
 
 void kv_superblock_seal(struct kv_superblock *s)

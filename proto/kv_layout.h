@@ -3,8 +3,9 @@
  *
  * File: superblock (4096 bytes), block headers (64 bytes each, table padded to 4096), state slot
  * headers (64 bytes each, padded to 4096), block data (each block padded to 4096), slot data (each
- * padded to 4096).  Little-endian, fixed offsets, STATIC_CHECKed.  kvmgr writes superblock and
- * headers; the worker writes block and slot data only. */
+ * padded to 4096).  What pads a block or slot is its guard: at least 64 bytes of a fixed pattern
+ * from its first use on, which nobody may touch.  Little-endian, fixed offsets, STATIC_CHECKed.
+ * kvmgr writes superblock, headers, guards; the worker writes block and slot data only. */
 #ifndef PROTO_KV_LAYOUT_H
 #define PROTO_KV_LAYOUT_H
 
@@ -14,10 +15,12 @@
 #include "lib/base/hash.h"
 
 #define KV_MAGIC            0x414b4454u /* "TDKA" */
-#define KV_LAYOUT_VERSION   1u
+#define KV_LAYOUT_VERSION   2u
 #define KV_SUPERBLOCK_BYTES 4096u
 #define KV_HEADER_BYTES     64u
 #define KV_PAGE_BYTES       4096u
+#define KV_GUARD_BYTES_MIN  64u
+#define KV_GUARD_BYTES_MAX  (KV_PAGE_BYTES + KV_GUARD_BYTES_MIN)
 #define KV_BLOCKS_MAX       ((1u << 23) - 1)
 #define KV_STATE_BYTES_MAX  (1ull << 34)
 
@@ -35,8 +38,9 @@ struct kv_geometry { /* what decides the layout */
 
 struct kv_layout {
     struct kv_geometry geometry;
-    uint64_t layer_stride, index_offset; /* inside a block, see lib/model/model.h */
-    uint64_t block_bytes, slot_bytes;    /* padded */
+    uint64_t layer_stride, index_offset;    /* inside a block, see lib/model/model.h */
+    uint64_t block_bytes, slot_bytes;       /* padded */
+    uint64_t block_guard_at, slot_guard_at; /* the guard, to the block's or slot's end */
     uint32_t block_count, slot_count;
     uint64_t block_headers_at, slot_headers_at, blocks_at, slots_at, arena_bytes; /* offsets */
     struct hash128 layout_fp;
@@ -103,6 +107,8 @@ static inline int64_t kv_lock_at(uint64_t incarnation)
 {
     return (int64_t)(incarnation >> 1);
 }
+
+void kv_guard_fill(uint8_t *ret_guard, uint64_t count);
 
 void kv_superblock_seal(struct kv_superblock *s); /* fills crc */
 void kv_block_header_seal(struct kv_block_header *h);

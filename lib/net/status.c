@@ -136,8 +136,16 @@ static enum err command_run(struct status *s, struct evhttp_request *req, const 
     else if (!query_number(&query, "deadline_ms", &c.deadline_ms, &there) ||
              c.deadline_ms > 86400000u)
         e = err_set(detail, ERR_INVALID, "deadline_ms: not a number up to 86400000");
+    else if (!query_number(&query, "seconds", &c.seconds, &there))
+        e = err_set(detail, ERR_INVALID, "seconds: not a number");
+    const char *session = evhttp_find_header(&query, "session");
+    const char *salt = evhttp_find_header(&query, "salt");
+    c.session = session ? session : "";
+    c.salt = salt ? salt : "";
+    if (e == ERR_OK)
+        e = s->options.command(s->options.arg, &c, detail);
     evhttp_clear_headers(&query);
-    return e != ERR_OK ? e : s->options.command(s->options.arg, &c, detail);
+    return e;
 }
 
 static void on_command(struct evhttp_request *req, struct status *s, const char *path)
@@ -168,7 +176,10 @@ static void on_other(struct evhttp_request *req, void *arg)
     struct str body;
     const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(req);
     const char *path = uri != NULL ? evhttp_uri_get_path(uri) : NULL;
-    bool known = path != NULL && (strcmp(path, "/drain") == 0 || strcmp(path, "/undrain") == 0);
+    static const char *const commands[] = {"/drain", "/undrain", "/pin", "/unpin"};
+    bool known = false;
+    for (size_t i = 0; path != NULL && i < (s->options.pins ? 4u : 2u); i++)
+        known |= strcmp(path, commands[i]) == 0;
     if (known && s->options.command != NULL && evhttp_request_get_command(req) == EVHTTP_REQ_POST) {
         on_command(req, s, path);
         return;

@@ -4,6 +4,7 @@
  * Owned by the loop thread.  Serves HTTP on run_dir/NAME.http (unix socket, mode 0600; evhttp):
  *   GET /health   {"name","role","pid","state","incarnation","uptime_s","redis", ...extra}
  *   GET /metrics  Prometheus text
+ *   POST /pin, /unpin  ?session=KEY&salt=SALT&seconds=N, and
  *   POST /drain, /undrain  ?worker=N&deadline_ms=N, where the role has them: {"ok":true} or why not
  * and publishes, every 2 s while Redis is up, `tandem:{cluster}:proc:<role>:<id>` (or the key
  * given)
@@ -26,10 +27,12 @@ struct metric_row;
 struct status;
 
 struct status_command {
-    const char *name; /* "drain", "undrain" */
+    const char *name; /* "drain", "undrain", "pin", "unpin" */
     bool has_worker;
     uint64_t worker;
-    uint64_t deadline_ms; /* from now; 0 = none */
+    uint64_t deadline_ms;       /* from now; 0 = none */
+    const char *session, *salt; /* "" = not given; borrowed for the call */
+    uint64_t seconds;
 };
 
 struct status_options {
@@ -53,6 +56,7 @@ struct status_options {
                       void *add_arg);
     /* Does what the operator asks.  ERR_NOT_FOUND: no such command or worker.  May be NULL. */
     enum err (*command)(void *arg, const struct status_command *c, struct err_detail *detail);
+    bool pins; /* it knows pin and unpin, beside drain and undrain */
     /* NULL = "proc:<role>:<id>"; worker: "worker:0"; kvmgr: "pool:0" */
     const char *heartbeat_key;
     void *arg;

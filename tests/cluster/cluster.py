@@ -4,10 +4,12 @@
 A test file defines functions named test_*, and ends with `cluster.main(globals())`.  Each test gets
 its own run and state folder; every process is ended by pid at the end, whatever happened."""
 import contextlib
+import glob
 import http.client
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -154,13 +156,27 @@ class Cluster:
             self.__exit__()
             raise
 
-    def __exit__(self, *_):
+    def __exit__(self, kind=None, *_):
         for name in self.names() + ["redis"]:       # a stopped process cannot end in order
             with contextlib.suppress(Exception):
                 os.kill(self.pid(name), signal.SIGCONT)
         with contextlib.suppress(Exception):
             self.tandem("down", check=False)
+        touched = self.guards_touched()
         shutil.rmtree(self.dir, ignore_errors=True)
+        assert kind is not None or not touched, touched
+
+    def guards_touched(self):
+        """What the audit says of arenas where somebody wrote between the blocks; "" = nobody did."""
+        said = ""
+        for path in glob.glob(os.path.join(self.dir, "*.kv")):
+            run = subprocess.run([os.path.join(BUILD, "kvmgr", "tandem-kvmgr"), "--audit", f"--arena_path={path}",
+                                  f"--run_dir={self.run_dir}", f"--state_dir={self.state_dir}"],
+                                 capture_output=True, text=True, timeout=60, check=False)
+            row = re.search(r"guards overwritten: (\d+).*", run.stdout)
+            if row and row[1] != "0":
+                said += f"{path}: {row[0]}\n"
+        return said
 
     def tails(self, lines=15):
         out = []

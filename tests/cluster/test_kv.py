@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -323,6 +324,120 @@ def test_a_damaged_tier_costs_only_time():
         os.unlink(store)
         c.up()
         assert talk.turn() > 0
+
+
+def committed_data(path):
+    """Offsets and sizes of the data of committed blocks and snapshots in an arena file."""
+    def padded(count):
+        return (count + 4095) // 4096 * 4096
+
+    with open(path, "rb") as f:
+        head = f.read(128)
+        arena_bytes, blocks, slots = struct.unpack_from("<QII", head, 56)
+        slot_bytes = padded(struct.unpack_from("<Q", head, 112)[0] + 64)
+        slot_headers_at = 4096 + padded(64 * blocks)
+        blocks_at = slot_headers_at + padded(64 * slots)
+        block_bytes = (arena_bytes - blocks_at - slots * slot_bytes) // blocks
+        slots_at = blocks_at + blocks * block_bytes
+        f.seek(4096)
+        for i in range(blocks):
+            if struct.unpack_from("<I", f.read(64), 32)[0] == 2:
+                yield blocks_at + i * block_bytes, block_bytes
+        f.seek(slot_headers_at)
+        for i in range(slots):
+            if struct.unpack_from("<II", f.read(64), 16) == (2, 2):
+                yield slots_at + i * slot_bytes, slot_bytes
+
+
+def test_flipped_bits_are_never_served():
+    """A bit of every second committed block and state flips while nothing runs: what was taken over
+    is read before it is lent, so every text is as before."""
+    with Cluster(kvmgr__block_tokens=BLOCK) as c:
+        talks = [Talk(c, f"flipped {i}", words=100) for i in range(4)]
+        for talk in talks:
+            talk.turn(hit=False)
+        c.tandem("down")
+        arena = c.sets["kvmgr.arena_path"]
+        data = list(committed_data(arena))
+        assert len(data) > 20, data
+        with open(arena, "r+b") as f:
+            for at, count in random.sample(data, len(data) // 2):
+                place = at + random.randrange(count)
+                f.seek(place)
+                byte = f.read(1)
+                f.seek(place)
+                f.write(bytes([byte[0] ^ 1 << random.randrange(8)]))
+        said = audit(c, sound=False)
+        assert int(re.search(r"data other than committed: (\d+)", said)[1]) == len(data) // 2, said
+        c.up()
+        wait_attached(c)
+        for talk in talks:
+            talk.turn(hit=None)
+        wait_for("all read", 30, lambda: c.health("kvmgr")["unproven"] == 0)
+        for talk in talks:
+            assert talk.turn() > 0
+        rows = re.findall(r"tandem_kvmgr_damaged_total\{[^}]*\} (\d+)", c.role_metrics("kvmgr"))
+        assert sum(map(int, rows)) > 0, rows
+        audit(c)
+
+
+def test_a_pinned_conversation_stays():
+    """Pinned by its name it outlives those that would push it out; unpinned it does not."""
+    with Cluster(kvmgr__block_tokens=BLOCK, kvmgr__arena_bytes=12 << 20, kvmgr__pin_s=0,
+                 kvmgr__snapshot_percent=40, worker__seqs_max=4) as c:
+        talk = Talk(c, "kept", words=40, answer=16)
+        talk.turn(hit=False)
+        assert c.tandem("pin", "kept", "600", check=False).returncode != 0      # another salt
+        c.tandem("pin", "kept", "600", "tenant")
+        assert c.health("kvmgr")["blocks_pinned"] > 0
+        others = [Talk(c, f"passer-by {i}", words=100, answer=16, compare=False) for i in range(30)]
+        for other in others:
+            other.turn(hit=False)
+        rows = re.findall(r"tandem_kvmgr_evicted_blocks_total\{[^}]*\} (\d+)", c.role_metrics("kvmgr"))
+        assert sum(map(int, rows)) > 0, rows
+        before = talk.ask("tenant").usage["tandem"]["cached_tokens"]
+        assert before > 0
+        c.tandem("unpin", "kept", "", "tenant")
+        for other in others:
+            other.turn(hit=None)
+        assert talk.ask("tenant").usage["tandem"]["cached_tokens"] == 0
+        audit(c)
+
+
+def test_a_full_file_system():
+    """The tier's file system fills up: the tier is off, says so, and the service goes on."""
+    if os.geteuid() != 0:
+        print("not root: no file system of its own")
+        return
+    with Cluster(kvmgr__block_tokens=BLOCK) as c:
+        store = os.path.join(c.dir, "small")
+        os.mkdir(store)
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=0700", "small", store],
+                                 capture_output=True, text=True, check=False)
+        if mounted.returncode != 0:
+            print("no file system of its own:", mounted.stderr)
+            return
+        try:
+            c.sets["kvmgr.kv_store_dir"] = os.path.join(store, "tier")
+            c.sets["kvmgr.kv_store_bytes"] = 1 << 30
+            c.tandem("down")
+            c.up()
+            wait_attached(c)
+            talk = Talk(c, "narrow", words=150)
+            talk.turn(hit=False)
+            c.tandem("drain", "worker-0", check=False)  # what is cached is to be written
+            c.tandem("undrain", "worker-0")
+            wait_for("tier off", 20, lambda: c.health("kvmgr")["tier"] == "failed")
+            health = c.health("kvmgr")
+            assert "No space left" in health["tier_text"] and health["state"] == "degraded", health
+            assert re.search(r" error kvmgr .*tier is off",
+                             open(os.path.join(c.run_dir, "kvmgr-0.log"), encoding="utf-8").read())
+            assert talk.turn() > 0
+            Talk(c, "another", words=100).turn(hit=False)
+            audit(c)
+            c.tandem("down")
+        finally:
+            subprocess.run(["umount", "-l", store], check=True)
 
 
 def test_sessions_take_turns():

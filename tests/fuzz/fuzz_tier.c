@@ -100,8 +100,11 @@ static void good_make(void)
     memset(&hash, 0xab, sizeof(hash));
     memset(&model_fp, 0x5a, sizeof(model_fp));
     struct km_store *s = store_open();
-    uint32_t found = 0;
-    CHECK(operation(s, KM_STORE_WRITE, 0, &found) == ERR_OK);
+    struct hash128 parent = {{9}};
+    uint32_t found = 0, block = 0;
+    km_arena_blocks_writing(arena, &block, 1);
+    km_arena_blocks_commit(arena, &block, 1, 0, &parent, &hash);
+    CHECK(operation(s, KM_STORE_WRITE, block, &found) == ERR_OK);
     km_store_close(&s);
     char command[200];
     snprintf(command, sizeof(command), "ls %s/*/ab/*.b", dir);

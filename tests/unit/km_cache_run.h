@@ -57,8 +57,13 @@ static inline void open_send(struct run *r)
                                        .hash_count = r->full,
                                        .hashes = r->chain,
                                        .reuse_max = r->tokens > 0 ? r->tokens - 1 : 0};
-    W->last = (struct msg){0};
-    cw_send(W, r->peer, &m);
+    for (uint32_t proved = UINT32_MAX; W->proved != proved;) { /* again when more was read */
+        proved = W->proved;
+        W->last = (struct msg){0};
+        cw_send(W, r->peer, &m);
+        if (W->last.type != MSG_KV_OPEN_REPLY || W->last.u.kv_open_reply.code != ERR_LOADING)
+            break;
+    }
 }
 
 /* Takes the answer: every shared block and the snapshot hold what the chain says. */

@@ -55,8 +55,13 @@ struct cw_world {
     struct km_store_item queue[KM_STORE_MAX];
     uint32_t queued;
     bool tier_fails;
+    struct km_proof proofs[KM_PROOFS_MAX]; /* asked for and not told yet */
+    uint32_t proof_count, proved;
+    bool proofs_held;
     struct km_session_change session;
     uint32_t sessions, snapshot_tokens;
+    struct km_moved moved[64]; /* the last ones */
+    uint32_t moved_count;
     uint64_t pin_us;
     uint64_t mapped; /* incarnation that has the arena mapped, however silent */
 };
@@ -194,7 +199,8 @@ static inline struct km_arena_result cw_arena(struct cw_world *w)
     for (uint32_t i = 0; i < w->block_count; i++) {
         struct cw_header *h = &w->blocks[i];
         if (h->state == KM_COMMITTED)
-            found[r.found_count++] = (struct km_found_block){h->hash, h->parent, i, h->position};
+            found[r.found_count++] =
+                (struct km_found_block){h->hash, h->parent, i, h->position, true};
         else
             *h = (struct cw_header){.state = KM_FREE};
     }
@@ -203,7 +209,7 @@ static inline struct km_arena_result cw_arena(struct cw_world *w)
         struct cw_header *h = &w->slots[i];
         if (h->state == KM_COMMITTED && h->snapshot)
             snapshots[r.found_snapshot_count++] =
-                (struct km_found_snapshot){h->hash, i, h->token_count};
+                (struct km_found_snapshot){h->hash, i, h->token_count, true};
         else
             *h = (struct cw_header){.state = KM_FREE};
     }
@@ -218,6 +224,8 @@ static inline void cw_store(struct cw_world *w, const struct km_action *a)
         w->queue[w->queued++] = a->u.store.items[i];
     }
 }
+
+static inline void cw_prove(struct cw_world *w);
 
 static inline void cw_step(struct cw_world *w, struct km_event event)
 {
@@ -235,7 +243,7 @@ static inline void cw_step(struct cw_world *w, struct km_event event)
                 event = (struct km_event){.now_us = w->now_us, .type = KM_EVENT_ARENA};
                 w->live_slots = a->u.arena.slot_count;
                 event.u.arena = cw_arena(w);
-                w->queued = 0;
+                w->queued = w->proof_count = 0;
                 more = true;
                 break;
             case KM_ACTION_BLOCKS:
@@ -247,6 +255,12 @@ static inline void cw_step(struct cw_world *w, struct km_event event)
             case KM_ACTION_STORE:
                 cw_store(w, a);
                 break;
+            case KM_ACTION_PROVE:
+                for (uint32_t k = 0; k < a->u.prove.count; k++) {
+                    assert_true(w->proof_count < KM_PROOFS_MAX);
+                    w->proofs[w->proof_count++] = a->u.prove.items[k];
+                }
+                break;
             case KM_ACTION_SESSION:
                 w->snapshot_tokens = a->u.session.snapshot_tokens;
                 w->pin_us = a->u.session.pin_us;
@@ -254,6 +268,10 @@ static inline void cw_step(struct cw_world *w, struct km_event event)
                     w->sessions++;
                     w->session = a->u.session;
                 }
+                break;
+            case KM_ACTION_MOVED:
+                for (uint32_t k = 0; k < a->u.moved.count; k++)
+                    w->moved[w->moved_count++ % 64] = a->u.moved.items[k];
                 break;
             case KM_ACTION_TRACE:
                 break;
@@ -264,6 +282,31 @@ static inline void cw_step(struct cw_world *w, struct km_event event)
             more = true;
         }
     }
+    if (!w->proofs_held)
+        cw_prove(w);
+}
+
+/* Reads what was asked for and tells. */
+static inline void cw_prove(struct cw_world *w)
+{
+    static struct km_proof results[KM_PROOFS_MAX];
+    struct km_event event = {.type = KM_EVENT_PROVED};
+    if (w->proof_count == 0)
+        return;
+    for (uint32_t i = 0; i < w->proof_count; i++) {
+        results[i] = w->proofs[i];
+        uint32_t at = results[i].index;
+        bool block = results[i].kind == KM_OBJECT_BLOCK;
+        const struct cw_header *h = block ? &w->blocks[at] : &w->slots[at];
+        assert_int_equal(h->state, KM_COMMITTED); /* it stays while it is read */
+        bool good = cw_same(&h->hash, block ? &w->block_data[at] : &w->slot_data[at]);
+        results[i].code = good ? ERR_OK : ERR_CORRUPT;
+    }
+    event.u.proved.count = w->proof_count;
+    event.u.proved.results = results;
+    w->proved += w->proof_count;
+    w->proof_count = 0;
+    cw_step(w, event);
 }
 
 /* As the shell does: of those that are not heard, who has the arena mapped no more? */
@@ -322,8 +365,9 @@ static inline struct km_store_result cw_store_do(struct cw_world *w, const struc
         it->kind == KM_OBJECT_BLOCK ? &w->block_data[it->index] : &w->slot_data[it->index];
     switch (it->op) {
     case KM_STORE_WRITE:
-        assert_true(cw_same(data, &it->hash)); /* committed and untouched until now */
-        if (w->tier_fails)
+        if (!cw_same(data, &it->hash)) /* damaged while it was committed */
+            r.code = ERR_CORRUPT;
+        else if (w->tier_fails)
             r.code = ERR_IO;
         else
             *o = (struct cw_object){.used = true,
@@ -413,7 +457,7 @@ static inline void cw_start(struct cw_world *w)
     km_core_destroy(&w->core);
     w->options.epoch++;
     w->options.incarnation = 0x1000 + w->options.epoch;
-    w->queued = 0;
+    w->queued = w->proof_count = 0;
     w->core = km_core_create(&w->options);
 }
 
@@ -478,11 +522,14 @@ static inline uint32_t cw_naive(const struct cw_world *w, const struct hash128 *
     for (uint32_t i = 0; i < count; i++) {
         bool block = false, snapshot = false;
         for (uint32_t b = 0; b < w->block_count; b++)
-            block |= w->blocks[b].state == KM_COMMITTED && cw_same(&w->blocks[b].hash, &chain[i]);
+            block |= w->blocks[b].state == KM_COMMITTED && cw_same(&w->blocks[b].hash, &chain[i]) &&
+                     cw_same(&w->block_data[b], &chain[i]);
         if (!block)
             break;
         for (uint32_t s = w->live_slots; s < w->slot_count; s++)
-            snapshot |= w->slots[s].state == KM_COMMITTED && cw_same(&w->slots[s].hash, &chain[i]);
+            snapshot |= w->slots[s].state == KM_COMMITTED &&
+                        cw_same(&w->slots[s].hash, &chain[i]) &&
+                        cw_same(&w->slot_data[s], &chain[i]);
         if (snapshot)
             best = i + 1;
     }

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 #include <fcntl.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,8 @@
 #include "kvmgr/km_arena.h"
 #include "kvmgr/km_audit.h"
 #include "kvmgr/km_event.h"
+#include "kvmgr/km_proof.h"
+#include "kvmgr/km_tier.h"
 #include "lib/base/check.h"
 #include "lib/base/rng.h"
 
@@ -510,10 +513,51 @@ static void one_bit_costs_one_block(void **state)
     }
 }
 
-/* One bit of the data, of their padding or of a snapshot: that block goes, and nothing else. */
+static void woken(void *arg)
+{
+    sem_post(arg);
+}
+
+/* How many of the committed blocks and snapshots are not what they were sealed for. */
+static uint32_t damaged_count(void)
+{
+    struct km_arena_options o = options_of(2);
+    struct km_arena_report report;
+    struct km_arena *a = open_good(&o, &report);
+    assert_true(report.adopted);
+    struct km_arena_found found = km_arena_found(a);
+    struct km_proofs *proofs = NULL;
+    sem_t told;
+    assert_int_equal(sem_init(&told, 0, 0), 0);
+    struct km_proofs_options options = {
+        .arena_fd = km_arena_fd(a), .layout = km_arena_layout(a), .wake = woken, .wake_arg = &told};
+    assert_int_equal(km_proofs_open(&options, &proofs, NULL), ERR_OK);
+    for (uint32_t i = 0; i < found.block_count; i++) {
+        assert_true(found.blocks[i].sealed);
+        km_proofs_submit(proofs,
+                         &(struct km_proof){KM_OBJECT_BLOCK, found.blocks[i].block, ERR_OK});
+    }
+    for (uint32_t i = 0; i < found.snapshot_count; i++)
+        km_proofs_submit(proofs,
+                         &(struct km_proof){KM_OBJECT_SNAPSHOT, found.snapshots[i].slot, ERR_OK});
+    uint32_t left = found.block_count + found.snapshot_count, damaged = 0;
+    for (struct km_proof p; left > 0;) {
+        if (!km_proofs_poll(proofs, &p)) {
+            sem_wait(&told);
+            continue;
+        }
+        damaged += p.code != ERR_OK;
+        left--;
+    }
+    km_proofs_close(&proofs);
+    km_arena_close(&a);
+    sem_destroy(&told);
+    return damaged;
+}
+
+/* One bit of the data, of their guard or of a snapshot: that one is found, and nothing else. */
 static void one_bit_of_data_costs_one_block(void **state)
 {
-    uint32_t found, snapshots;
     for (uint32_t kind = 0; kind < 4; kind++) {
         struct kv_layout l = make_chain();
         uint64_t at = l.blocks_at + 30 * l.block_bytes;
@@ -527,11 +571,72 @@ static void one_bit_of_data_costs_one_block(void **state)
         struct km_audit audit = audit_now();
         assert_int_equal(audit.data_broken, kind < 3);
         assert_int_equal(km_audit_chained(&audit), kind == 3);
-        struct km_arena_report report = reopen(&found, &snapshots);
-        assert_int_equal(report.data_broken, kind < 3);
-        assert_int_equal(report.headers_broken, 0);
-        assert_int_equal(found, kind < 2 ? 5 : 6);
-        assert_int_equal(snapshots, kind != 2);
+        assert_int_equal(audit.guards_broken, kind == 1);
+        assert_int_equal(damaged_count(), kind < 3);
+        unlink(path);
+    }
+}
+
+/* A writer that goes beyond the end of a block or slot, whatever its state is. */
+static void an_overrun_is_found_and_named(void **state)
+{
+    static const uint8_t junk[24] = {0};
+    for (uint32_t kind = 0; kind < 5; kind++) {
+        struct kv_layout l = make_chain();
+        struct km_arena_options o = options_of(2);
+        struct km_arena_report report;
+        struct km_arena_guard last;
+        struct km_arena *a = open_good(&o, &report);
+        assert_int_equal(report.guards_broken, 0);
+        /* Never used, free, being written, committed; a live state. */
+        uint32_t index = (uint32_t[]){40, 41, 42, 12, 0}[kind];
+        assert_true(l.block_bytes - l.block_guard_at >= KV_GUARD_BYTES_MIN);
+        if (kind == 1 || kind == 2)
+            km_arena_blocks_writing(a, &index, 1);
+        if (kind == 1)
+            km_arena_blocks_free(a, &index, 1);
+        if (kind == 4)
+            km_arena_slots_writing(a, &index, 1, false);
+        struct km_audit audit = audit_now();
+        assert_true(km_audit_chained(&audit));
+        uint64_t end = kind < 4 ? l.blocks_at + index * l.block_bytes + l.block_guard_at
+                                : l.slots_at + index * l.slot_bytes + l.slot_guard_at;
+        poke(end - 8, junk, sizeof(junk));
+        if (kind == 0) /* zeros there are what was never used */
+            poke(end + KV_GUARD_BYTES_MIN - 1, "x", 1);
+        audit = audit_now();
+        assert_true(km_audit_sound(&audit));
+        assert_false(km_audit_chained(&audit));
+        assert_int_equal(audit.guards_broken, 1);
+        assert_int_equal(audit.guard_slot, kind == 4);
+        assert_int_equal(audit.guard_index, index);
+        char text[2000] = "", name[32];
+        FILE *out = fmemopen(text, sizeof(text), "w");
+        km_audit_print(out, path, &audit);
+        fclose(out);
+        snprintf(name, sizeof(name), "first behind %s %u\n", kind < 4 ? "block" : "slot", index);
+        assert_non_null(strstr(text, name));
+        assert_int_equal(km_arena_guards_broken(a, &last), 0);
+        if (kind == 4)
+            km_arena_slots_free(a, &index, 1);
+        else if (kind == 2 || kind == 3)
+            km_arena_blocks_free(a, &index, 1);
+        else
+            km_arena_blocks_writing(a, &index, 1);
+        assert_int_equal(km_arena_guards_broken(a, &last), 1);
+        assert_int_equal(last.slot, kind == 4);
+        assert_int_equal(last.index, index);
+        audit = audit_now(); /* whole again */
+        assert_int_equal(audit.guards_broken, 0);
+        if (kind == 1) { /* an adoption looks too */
+            km_arena_blocks_free(a, &index, 1);
+            poke(end, junk, sizeof(junk));
+            km_arena_close(&a);
+            o.epoch = 3;
+            a = open_good(&o, &report);
+            assert_int_equal(report.guards_broken, 1);
+        }
+        km_arena_close(&a);
         unlink(path);
     }
 }
@@ -662,6 +767,7 @@ int main(void)
         CASE(random_damage_is_survived),
         CASE(one_bit_costs_one_block),
         CASE(one_bit_of_data_costs_one_block),
+        CASE(an_overrun_is_found_and_named),
         CASE(a_file_that_others_map_is_replaced),
         CASE(another_boot_begins_anew),
         CASE(whole_headers_that_lie),

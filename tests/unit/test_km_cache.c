@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "lib/base/str.h"
 #include "tests/unit/km_cache_run.h"
 
 static void a_second_turn_reuses_the_first(void **state)
@@ -280,6 +281,142 @@ static void a_restart_keeps_the_cache(void **state)
     assert_int_equal(turn(8, 2, 1, words_b, 7 * CW_BT + 1).reused, 0);
 }
 
+/* Restarts kvmgr and holds back what its reading thread says. */
+static void restart_held(void)
+{
+    W->proofs_held = true;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+}
+
+static void nothing_adopted_is_lent_before_it_was_read(void **state)
+{
+    (void)turn(1, 1, 0, words_a, 6 * CW_BT + 2);
+    restart_held();
+    assert_int_equal(km_core_unproven(W->core), 6);
+    struct run r = {.request = 4, .session = 1}, other = {.request = 5};
+    run_chain(&r, words_a, 6 * CW_BT + 2);
+    assert_int_equal(run_open(&r), ERR_LOADING);
+    assert_int_equal(W->proof_count, 7); /* six blocks, one state; asked for once */
+    assert_int_equal(run_open(&r), ERR_LOADING);
+    assert_int_equal(W->proof_count, 7);
+    assert_int_equal(km_core_leases(W->core), 0);
+    run_chain(&other, words_b + 3, 2 * CW_BT); /* who needs nothing of it does not wait */
+    assert_int_equal(run_open(&other), ERR_OK);
+    uint32_t pressures = W->pressures;
+    cw_prove(W);
+    assert_int_equal(W->pressures, pressures + 1); /* told to try again */
+    assert_int_equal(km_core_unproven(W->core), 0);
+    assert_int_equal(run_open(&r), ERR_OK);
+    assert_int_equal(r.reused, 6);
+    cw_check(W);
+}
+
+static void one_that_wants_no_reuse_builds_on_nothing_unread(void **state)
+{
+    (void)turn(1, 1, 0, words_a, 6 * CW_BT + 2);
+    restart_held();
+    struct run r = {.request = 4};
+    run_chain(&r, words_a, 8 * CW_BT);
+    r.full = 0; /* names no hash, then commits the same chain */
+    assert_int_equal(run_open(&r), ERR_OK);
+    r.full = 8;
+    run_commit(&r);
+    assert_int_equal(km_core_stats(W->core)->duplicates, 0);
+    run_release(&r, true);
+    cw_prove(W);
+    cw_check(W);
+    assert_int_equal(km_core_counts(W->core).blocks_cached, 6);
+}
+
+static void damaged_blocks_are_dropped_and_nothing_else(void **state)
+{
+    struct run a = turn(1, 1, 0, words_a, 6 * CW_BT + 2);
+    (void)turn(2, 2, 0, words_b, 7 * CW_BT + 2); /* has the first three in common */
+    W->block_data[a.blocks[4]].bytes[0] ^= 1;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    struct run r = turn(3, 1, 0, words_a, 6 * CW_BT + 2);
+    assert_int_equal(r.reused, 0); /* its only state stood on the damaged block */
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 1);
+    struct run b = turn(4, 2, 0, words_b, 7 * CW_BT + 2);
+    assert_int_equal(b.reused, 7);
+    assert_int_equal(turn(5, 1, 0, words_a, 6 * CW_BT + 2).reused, 6); /* computed anew */
+    /* A front that both stand on. */
+    W->block_data[b.blocks[1]].bytes[0] ^= 1;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    assert_int_equal(turn(6, 2, 0, words_b, 7 * CW_BT + 2).reused, 0);
+    assert_int_equal(turn(7, 1, 0, words_a, 6 * CW_BT + 2).reused, 0);
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 1);
+}
+
+static void a_damaged_snapshot_is_dropped_alone(void **state)
+{
+    (void)turn(1, 1, 0, words_a, 4 * CW_BT + 2);
+    struct run r = turn(2, 1, 0, words_a, 8 * CW_BT + 2);
+    assert_int_equal(r.reused, 4);
+    for (uint32_t i = W->live_slots; i < W->slot_count; i++)
+        if (W->slots[i].state == KM_COMMITTED && cw_same(&W->slots[i].hash, &r.chain[7]))
+            W->slot_data[i].bytes[9] ^= 1;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    assert_int_equal(turn(3, 1, 0, words_a, 8 * CW_BT + 2).reused, 4);
+    assert_int_equal(km_core_stats(W->core)->snapshots_damaged, 1);
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 0);
+}
+
+/* Unasked, everything is read in time; what is damaged goes. */
+static void the_background_reads_all(void **state)
+{
+    struct run a = turn(1, 1, 0, words_a, 6 * CW_BT + 2);
+    (void)turn(2, 2, 1, words_b, 7 * CW_BT);
+    W->block_data[a.blocks[5]].bytes[15] ^= 0x80;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    assert_int_equal(km_core_unproven(W->core), 13);
+    for (uint32_t i = 0; i < 3; i++)
+        cw_tick(W);
+    assert_int_equal(km_core_unproven(W->core), 0);
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 1);
+    cw_check(W);
+    uint32_t proved = W->proved;
+    for (uint32_t i = 0; i < 3; i++)
+        cw_tick(W);
+    assert_int_equal(W->proved, proved); /* once */
+    /* Somebody wrote where he must not: read again, and found. */
+    struct run b = turn(3, 2, 1, words_b, 7 * CW_BT + 1);
+    assert_int_equal(b.reused, 7);
+    W->block_data[b.blocks[6]].bytes[1] ^= 1;
+    cw_step(W, (struct km_event){.type = KM_EVENT_SUSPECT, .u.suspect = b.blocks[6]});
+    assert_int_equal(turn(4, 2, 1, words_b, 7 * CW_BT + 1).reused, 0);
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 2);
+}
+
+static void damage_does_not_reach_the_tier(void **state)
+{
+    W->objects = calloc(CW_OBJECTS, sizeof(*W->objects));
+    W->options.tier_bytes_max = 8192 * 100;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    cw_tier_on(W);
+    struct run a = turn(1, 1, 0, words_a, 6 * CW_BT + 2);
+    W->block_data[a.blocks[2]].bytes[0] ^= 1; /* unnoticed until it is written */
+    cw_step(W, (struct km_event){.type = KM_EVENT_FLUSH, .u.flush_begins = true});
+    cw_store_all(W);
+    for (uint32_t i = 0; i < CW_OBJECTS; i++)
+        assert_false(W->objects[i].used && cw_same(&W->objects[i].object.hash, &a.chain[2]));
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 1);
+    cw_check(W);
+    struct run r = {.request = 2, .session = 1};
+    run_chain(&r, words_a, 6 * CW_BT + 2);
+    open_send(&r);
+    cw_store_all(W);
+    assert_int_equal(open_take(&r), ERR_OK); /* checks what it is given */
+    assert_int_equal(r.reused, 0);
+    cw_check(W);
+}
+
 static uint32_t adopt(const struct run *r, uint32_t count, int wrong_block, int wrong_hash)
 {
     uint8_t items[CHAIN_MAX * 20];
@@ -332,6 +469,119 @@ static void a_dead_worker_leaves_what_it_committed(void **state)
     run_chain(&r, words_a, 8 * CW_BT);
     assert_int_equal(run_open(&r), ERR_OK);
     assert_int_equal(r.reused, 4);
+}
+
+static enum err pin(const char *session, uint64_t seconds)
+{
+    char sid[33];
+    struct err_detail detail = {{0}};
+    enum err e = km_core_pin(W->core, session, "", seconds * CW_SECOND, sid, &detail);
+    assert_true((e == ERR_OK) == (detail.text[0] == '\0'));
+    return e;
+}
+
+/* Others ask for everything there is, one after the other. */
+static void flood(uint32_t request)
+{
+    for (uint32_t i = 0; i < 6; i++) {
+        uint32_t words[CHAIN_MAX];
+        for (uint32_t k = 0; k < CHAIN_MAX; k++)
+            words[k] = 1000 * (request + i) + k;
+        W->now_us += CW_SECOND;
+        (void)turn(request + i, 100 + i, 0, words, 20 * CW_BT + 1);
+    }
+    cw_tick(W);
+}
+
+static void what_is_pinned_by_name_stays(void **state)
+{
+    W->options.pin_percent = 25; /* of 40 */
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    assert_int_equal(pin("s1", 3600), ERR_NOT_FOUND);
+    (void)turn(1, 1, 0, words_a, 6 * CW_BT + 2);
+    flood(10);
+    assert_int_equal(turn(2, 1, 0, words_a, 6 * CW_BT + 2).reused, 0); /* without a pin */
+    assert_int_equal(pin("s1", 3600), ERR_OK);
+    assert_int_equal(pin("s2", 3600), ERR_NOT_FOUND);
+    assert_int_equal(km_core_pinned(W->core), 6);
+    flood(20);
+    assert_int_equal(turn(3, 1, 0, words_a, 6 * CW_BT + 2).reused, 6);
+    assert_int_equal(pin("s105", 3600), ERR_TOO_LARGE); /* 20 blocks */
+    assert_int_equal(pin("s1", 0), ERR_OK);
+    flood(30);
+    assert_int_equal(turn(4, 1, 0, words_a, 6 * CW_BT + 2).reused, 0);
+    /* It runs out. */
+    assert_int_equal(pin("s1", 3600), ERR_OK);
+    W->now_us += 3601ull * CW_SECOND;
+    cw_tick(W);
+    assert_int_equal(km_core_pinned(W->core), 0);
+    flood(40);
+    assert_int_equal(turn(5, 1, 0, words_a, 6 * CW_BT + 2).reused, 0);
+    /* It grows beyond what pins may keep: then it is like others. */
+    assert_int_equal(pin("s1", 3600), ERR_OK);
+    assert_int_equal(turn(6, 1, 0, words_a, 12 * CW_BT + 2).reused, 6);
+    flood(50);
+    assert_int_equal(turn(7, 1, 0, words_a, 12 * CW_BT + 2).reused, 0);
+}
+
+/* Blocks are all in use: the cheapest to compute again gives way, but not the one that did last. */
+static uint64_t starve(const struct run *r)
+{
+    struct msg m = {.type = MSG_KV_EXTEND, .epoch = W->options.epoch};
+    uint32_t before = W->reclaims;
+    for (uint32_t i = 0; i < 4; i++) {
+        m.u.kv_extend = (struct msg_kv_extend){r->lease, r->count, 1};
+        cw_send(W, 0, &m);
+        assert_int_equal(W->last.u.kv_extend_reply.code, ERR_KV_FULL);
+        W->now_us += CW_SECOND / 2;
+    }
+    assert_int_equal(W->reclaims, before + 1);
+    return W->reclaimed;
+}
+
+static void grow(struct run *r)
+{
+    struct msg m = {.type = MSG_KV_EXTEND, .epoch = W->options.epoch};
+    m.u.kv_extend = (struct msg_kv_extend){r->lease, r->count, 1};
+    cw_send(W, 0, &m);
+    assert_int_equal(W->last.u.kv_extend_reply.code, ERR_OK);
+    r->count++;
+}
+
+static void the_cheapest_gives_way_but_never_twice_in_a_row(void **state)
+{
+    uint32_t words_c[CHAIN_MAX];
+    for (uint32_t i = 0; i < CHAIN_MAX; i++)
+        words_c[i] = 700 + i;
+    struct run a = {.request = 1}, b = {.request = 2}, c = {.request = 3};
+    run_chain(&a, words_a, 13 * CW_BT + 1);
+    run_chain(&b, words_b, 12 * CW_BT + 1);
+    run_chain(&c, words_c, 12 * CW_BT + 1);
+    assert_int_equal(run_open(&a), ERR_OK);
+    assert_int_equal(run_open(&b), ERR_OK);
+    assert_int_equal(run_open(&c), ERR_OK);
+    assert_int_equal(km_core_counts(W->core).blocks_free, 0);
+    run_commit(&b);
+    assert_int_equal(run_snapshot(&b, 12), ERR_OK); /* one block to compute again */
+    run_commit(&c);
+    assert_int_equal(run_snapshot(&c, 6), ERR_OK); /* seven */
+    assert_true(starve(&a) == b.lease);
+    run_release(&b, true);
+    grow(&a);
+    run_chain(&b, words_b, 11 * CW_BT + 1);
+    assert_int_equal(run_open(&b), ERR_OK);
+    run_commit(&b);
+    assert_int_equal(run_snapshot(&b, 11), ERR_OK); /* the cheapest again */
+    assert_int_equal(km_core_counts(W->core).blocks_free, 0);
+    assert_true(starve(&a) == c.lease);
+    run_release(&c, true);
+    grow(&a);
+    run_chain(&c, words_c, 11 * CW_BT + 1);
+    assert_int_equal(run_open(&c), ERR_OK);
+    assert_int_equal(km_core_counts(W->core).blocks_free, 0);
+    assert_true(starve(&a) == b.lease); /* not in a row any more */
+    cw_check(W);
 }
 
 static void someone_gives_way(void **state)
@@ -413,6 +663,34 @@ static void evicted_turns_come_back_from_the_tier(void **state)
     run_release(&again, true);
     cw_check(W);
     assert_int_equal(turn(3, 1, 0, words_a, 9 * CW_BT + 1).reused, 9); /* resident again */
+}
+
+/* What leaves for the tier is told to its session's map, and an adopt of it finds it there. */
+static void maps_hear_what_moved_to_the_tier(void **state)
+{
+    tier_setup();
+    struct run a = turn(1, 1, 0, words_a, 6 * CW_BT + 2);
+    assert_int_equal(adopt(&a, 6, -1, -1), 6);
+    W->moved_count = 0;
+    push_out(1);
+    uint32_t told = 0;
+    assert_true(W->moved_count > 0 && W->moved_count <= 1000);
+    char sid[33], hex[33];
+    block_hash_session(&W->options.key, "s1", sid);
+    for (uint32_t i = 0; i < 64 && i < W->moved_count; i++) {
+        hex_encode(&W->moved[i].sid, 16, hex);
+        if (strcmp(hex, sid) != 0)
+            continue;
+        assert_true(W->moved[i].position < 6);
+        assert_true(cw_same(&W->moved[i].hash, &a.chain[W->moved[i].position]));
+        told++;
+    }
+    assert_true(told > 0 || W->moved_count > 64);
+    assert_int_equal(adopt(&a, 6, -1, -1), 6); /* by their hashes, wherever they are */
+    assert_int_equal(adopt(&a, 6, -1, 4), 4);
+    /* Without the tier nothing of it is valid. */
+    cw_step(W, (struct km_event){.type = KM_EVENT_STORE_STATE});
+    assert_int_equal(adopt(&a, 6, -1, -1), 0);
 }
 
 static void corrupt_objects_cost_a_recompute(void **state)
@@ -611,10 +889,19 @@ int main(void)
         CASE(snapshots_against_the_rules),
         CASE(a_restore_is_safe),
         CASE(a_restart_keeps_the_cache),
+        CASE(nothing_adopted_is_lent_before_it_was_read),
+        CASE(one_that_wants_no_reuse_builds_on_nothing_unread),
+        CASE(damaged_blocks_are_dropped_and_nothing_else),
+        CASE(a_damaged_snapshot_is_dropped_alone),
+        CASE(the_background_reads_all),
+        CASE(damage_does_not_reach_the_tier),
         CASE(maps_are_believed_only_as_far_as_headers_agree),
         CASE(a_dead_worker_leaves_what_it_committed),
+        CASE(what_is_pinned_by_name_stays),
+        CASE(the_cheapest_gives_way_but_never_twice_in_a_row),
         CASE(someone_gives_way),
         CASE(evicted_turns_come_back_from_the_tier),
+        CASE(maps_hear_what_moved_to_the_tier),
         CASE(corrupt_objects_cost_a_recompute),
         CASE(a_tier_that_fails_is_done_without),
         CASE(slow_reads_are_not_waited_for),

@@ -112,6 +112,10 @@ static void sim_restart(struct sim *s)
         W->blocks[rng_below(&s->rng, W->block_count)].state = KM_FREE;
     if (rng_below(&s->rng, 4) == 0)
         W->slots[rng_below(&s->rng, W->slot_count)].state = KM_FREE;
+    if (rng_below(&s->rng, 2) == 0) /* and so may the data */
+        W->block_data[rng_below(&s->rng, W->block_count)].bytes[3] ^= 4;
+    if (rng_below(&s->rng, 3) == 0)
+        W->slot_data[rng_below(&s->rng, W->slot_count)].bytes[3] ^= 4;
     cw_start(W);
     cw_attach(W, 0, s->incarnation);
     if (s->tier)

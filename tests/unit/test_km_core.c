@@ -135,6 +135,8 @@ static void step(struct world *w, struct km_event event)
             case KM_ACTION_STORE:
                 fail_msg("there is no tier");
                 break;
+            case KM_ACTION_PROVE:
+            case KM_ACTION_MOVED:
             case KM_ACTION_TRACE:
                 w->traces++;
                 break;

@@ -349,6 +349,42 @@ static void kept_states_and_pins_are_told(void **state)
     assert_string_equal(field(r, "kda_snap_pos"), "0"); /* as the commit said */
 }
 
+/* Blocks that only the tier has are told as such until they are committed again. */
+static void moved_blocks_and_named_pins_are_told(void **state)
+{
+    struct rig *r = *state;
+    commit(r, SID_A, 77, 0, 4);
+    wrote(r, 1);
+    struct km_moved moved[4] = {{.hash = r->hashes[1], .position = 1},
+                                {.hash = r->hashes[2], .position = 3}, /* another block's */
+                                {.hash = r->hashes[2], .position = 2},
+                                {.hash = r->hashes[2], .position = 400}};
+    for (uint32_t i = 0; i < 4; i++)
+        assert_true(hex_decode(SID_A, 32, &moved[i].sid));
+    moved[2].sid.bytes[0] ^= 1; /* another session's */
+    km_map_moved(r->map, moved, 4);
+    wrote(r, 2);
+    assert_string_equal(field(r, "tier"), "1");
+    assert_string_equal(field(r, "n_blocks"), "4");
+    const char *text = ASK(r, "GET", "tandem:{test}:sess:" SID_A ":b:0");
+    for (uint32_t i = 0; i < 4; i++) {
+        const char *entry = text + 20 + i * 22;
+        assert_memory_equal(entry, &r->hashes[i], 16);
+        assert_int_equal(le(entry + 16, 4), i == 1 ? UINT32_MAX : r->blocks[i]);
+        assert_int_equal(entry[20], i == 1);
+    }
+    km_map_pin(r->map, SID_B, 5);
+    km_map_pin(r->map, SID_A, fixed_ms() + 60000);
+    wrote(r, 3);
+    char until[32];
+    snprintf(until, sizeof(until), "%llu", (unsigned long long)(fixed_ms() + 60000));
+    assert_string_equal(field(r, "pin_until"), until);
+    commit(r, SID_A, 78, 0, 4); /* the next turn has them back */
+    wrote(r, 4);
+    assert_string_equal(field(r, "tier"), "0");
+    chunk_is(r, "0", 4, 0, 4);
+}
+
 static void chunks_grow_and_shrink(void **state)
 {
     struct rig *r = *state;
@@ -634,6 +670,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         CASE(schema_is_byte_for_byte),
         CASE(kept_states_and_pins_are_told),
+        CASE(moved_blocks_and_named_pins_are_told),
         CASE(chunks_grow_and_shrink),
         CASE(writes_are_coalesced),
         CASE(later_epoch_is_respected),

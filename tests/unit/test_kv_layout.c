@@ -69,8 +69,11 @@ static void layout_walk(const struct kv_layout *l)
                 take(map, l->arena_bytes, at + t * latent, latent);
             for (uint64_t t = 0; t < tokens / g->index_kpool; t++)
                 take(map, l->arena_bytes, at + l->index_offset + t * index, index);
-            assert_true(at + l->layer_stride <= block_at + l->block_bytes);
+            assert_true(at + l->layer_stride <= block_at + l->block_guard_at);
         }
+        take(map, l->arena_bytes, block_at + l->block_guard_at, l->block_bytes - l->block_guard_at);
+        assert_true(l->block_bytes - l->block_guard_at >= KV_GUARD_BYTES_MIN);
+        assert_true(l->block_bytes - l->block_guard_at <= KV_GUARD_BYTES_MAX);
     }
     for (uint32_t s = 0; s < l->slot_count; s++) {
         take(map, l->arena_bytes, l->slot_headers_at + s * (uint64_t)KV_HEADER_BYTES,
@@ -78,6 +81,8 @@ static void layout_walk(const struct kv_layout *l)
         uint64_t at = l->slots_at + s * l->slot_bytes;
         assert_int_equal(at % KV_PAGE_BYTES, 0);
         take(map, l->arena_bytes, at, g->state_bytes);
+        take(map, l->arena_bytes, at + l->slot_guard_at, l->slot_bytes - l->slot_guard_at);
+        assert_true(l->slot_bytes - l->slot_guard_at >= KV_GUARD_BYTES_MIN);
     }
     free(map);
 }

@@ -45,6 +45,7 @@ struct rig {
     bool gave_up;
     uint32_t refreshed, commands;
     struct status_command last;
+    char session[64];
     /* one HTTP exchange, made by a thread */
     const char *request;
     char answer[65536];
@@ -83,7 +84,10 @@ static enum err command(void *arg, const struct status_command *c, struct err_de
     struct rig *r = arg;
     r->commands++;
     r->last = *c;
-    r->last.name = strcmp(c->name, "drain") == 0 ? "drain" : "undrain";
+    r->last.name = strcmp(c->name, "drain") == 0 ? "drain"
+                   : strcmp(c->name, "pin") == 0 ? "pin"
+                                                 : "undrain";
+    snprintf(r->session, sizeof(r->session), "%s|%s", c->session, c->salt);
     if (c->has_worker && c->worker == 9)
         return err_set(detail, ERR_NOT_FOUND, "worker: no worker 9");
     return ERR_OK;
@@ -94,6 +98,8 @@ static void heartbeat(void *arg, void (*add)(void *, const char *, const char *)
     add(add_arg, "inflight", "5");
     add(add_arg, "empty", "");
 }
+
+static bool with_pins;
 
 static void rig_open(struct rig *r, bool with_redis)
 {
@@ -125,6 +131,7 @@ static void rig_open(struct rig *r, bool with_redis)
                                .refresh = refresh,
                                .heartbeat = heartbeat,
                                .command = command,
+                               .pins = with_pins,
                                .arg = r};
     struct err_detail detail;
     assert_int_equal(status_create(r->loop, &o, &r->status, &detail), ERR_OK);
@@ -250,7 +257,21 @@ static void commands(void **state)
     assert_non_null(strstr(r.answer, " 404 "));
     http(&r, "POST /reload HTTP/1.0\r\n\r\n");
     assert_non_null(strstr(r.answer, " 404 "));
+    http(&r, "POST /pin?session=a&seconds=5 HTTP/1.0\r\n\r\n"); /* not of this role */
+    assert_non_null(strstr(r.answer, " 404 "));
     assert_int_equal(r.commands, 3);
+    rig_close(&r);
+    with_pins = true;
+    rig_open(&r, false);
+    with_pins = false;
+    http(&r, "POST /pin?session=a%20%26b&salt=%C3%A4&seconds=5 HTTP/1.0\r\n\r\n");
+    assert_non_null(strstr(r.answer, " 200 "));
+    assert_string_equal(r.last.name, "pin");
+    assert_string_equal(r.session, "a &b|\xc3\xa4");
+    assert_int_equal(r.last.seconds, 5);
+    http(&r, "POST /pin?session=a&seconds=x HTTP/1.0\r\n\r\n");
+    assert_non_null(strstr(r.answer, " 400 "));
+    assert_int_equal(r.commands, 1);
     rig_close(&r);
 }
 
