@@ -34,8 +34,8 @@ static inline const float *job_x(const struct linear_job *j, uint32_t r)
     return j->x + (j->x_rows != NULL ? j->x_rows[r] : j->x_first + r) * j->x_stride;
 }
 
-/* NOTE: 16 lanes take the eight nibbles of 16 words by eight shifts, without moving anything between
- * lanes, when columns are summed in another order: column c of each run of FP4_RUN stands at
+/* NOTE: 16 lanes take the eight nibbles of 16 words by eight shifts, moving nothing between lanes,
+ * when columns are summed in another order: column c of each run of FP4_RUN stands at
  * (c % 8) * 16 + c / 8.  What is left at the end of a row stays as it is.  All numbers of rows do
  * it alike. */
 #if VF_LANES == 16
