@@ -304,8 +304,8 @@ static enum err arena_recover(struct km_arena *a, uint32_t epoch, struct km_aren
     for (uint32_t at = 0; at < a->layout.block_count; at += SCAN_HEADERS) {
         uint32_t count = a->layout.block_count - at;
         count = count < SCAN_HEADERS ? count : SCAN_HEADERS;
-        TRY(file_read_at(a->fd, a->layout.block_headers_at + (uint64_t)at * KV_HEADER_BYTES,
-                               buffer, (size_t)count * KV_HEADER_BYTES));
+        TRY(file_read_at(a->fd, a->layout.block_headers_at + (uint64_t)at * KV_HEADER_BYTES, buffer,
+                         (size_t)count * KV_HEADER_BYTES));
         for (uint32_t i = 0; i < count; i++)
             recover_block(a, at + i, buffer + (size_t)i * KV_HEADER_BYTES, epoch, report);
     }

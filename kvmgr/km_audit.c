@@ -134,8 +134,8 @@ static void audit_data(int fd, const struct header_table *table, uint32_t index,
                                        table->data_bytes, &sum) != ERR_OK)
         return;
     if (sum != said &&
-        file_read_at(fd, table->at + (uint64_t)index * KV_HEADER_BYTES, again,
-                           sizeof(again)) == ERR_OK &&
+        file_read_at(fd, table->at + (uint64_t)index * KV_HEADER_BYTES, again, sizeof(again)) ==
+            ERR_OK &&
         memcmp(again, header, sizeof(again)) == 0)
         audit->data_broken++;
 }
@@ -181,8 +181,7 @@ static enum err audit_headers(int fd, const struct header_table *table, struct k
         for (uint32_t i = 0; i < some; i++) {
             uint8_t *header = buffer + (size_t)i * KV_HEADER_BYTES;
             for (int tries = 0; tries < READS_MAX && !table->sound(header); tries++)
-                TRY(file_read_at(fd, at + (uint64_t)i * KV_HEADER_BYTES, header,
-                                       KV_HEADER_BYTES));
+                TRY(file_read_at(fd, at + (uint64_t)i * KV_HEADER_BYTES, header, KV_HEADER_BYTES));
             table->add(audit, chains, header);
             audit_data(fd, table, done + i, header, audit);
         }

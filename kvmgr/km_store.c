@@ -110,8 +110,7 @@ static enum err copy_pieces(struct km_store *s, int fd, uint64_t at, uint8_t *by
         size_t piece = count < PIECE_BYTES ? (size_t)count : PIECE_BYTES;
         if (atomic_load(&s->stop))
             return ERR_CLOSED;
-        TRY(write ? file_write_at(fd, at, bytes, piece)
-                  : file_read_at(fd, at, bytes, piece));
+        TRY(write ? file_write_at(fd, at, bytes, piece) : file_read_at(fd, at, bytes, piece));
         at += piece;
         bytes += piece;
         count -= piece;

@@ -115,7 +115,8 @@ static void offsets_go_beyond_four_gigabytes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(pieces_and_interrupts_are_gone_on_with, file_make, file_end),
+        cmocka_unit_test_setup_teardown(pieces_and_interrupts_are_gone_on_with, file_make,
+                                        file_end),
         cmocka_unit_test_setup_teardown(a_file_that_ends_before_is_a_fault, file_make, file_end),
         cmocka_unit_test_setup_teardown(faults_keep_their_reason, file_make, file_end),
         cmocka_unit_test_setup_teardown(offsets_go_beyond_four_gigabytes, file_make, file_end),

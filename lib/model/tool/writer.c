@@ -277,7 +277,7 @@ enum err writer_get(struct writer *w, uint32_t tensor, uint64_t offset, void *da
     CHECK(offset <= e->bytes && bytes <= e->bytes - offset);
     int fd = w->shards[e->shard].fd;
     return file_read_at(fd, e->at + offset, data, bytes) == ERR_OK ? ERR_OK
-                                                                  : io_fault(detail, e->name);
+                                                                   : io_fault(detail, e->name);
 }
 
 enum err writer_sync(struct writer *w, struct err_detail *detail)
