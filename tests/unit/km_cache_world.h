@@ -417,7 +417,8 @@ static inline void cw_start(struct cw_world *w)
     w->core = km_core_create(&w->options);
 }
 
-static inline void cw_init(struct cw_world *w, uint32_t blocks, uint32_t snapshots, uint32_t seqs)
+static inline void cw_prepare(struct cw_world *w, uint32_t blocks, uint32_t snapshots,
+                              uint32_t seqs)
 {
     memset(w, 0, sizeof(*w));
     w->now_us = CW_SECOND;
@@ -430,8 +431,14 @@ static inline void cw_init(struct cw_world *w, uint32_t blocks, uint32_t snapsho
                                           .index_dtype = 1,
                                           .session_percent = 100,
                                           .tenant_percent = 100,
-                                          .sessions_max = 64};
+                                          .sessions_max = 64,
+                                          .tier_objects_max = CW_OBJECTS};
     memset(&w->options.key, 3, sizeof(w->options.key));
+}
+
+static inline void cw_init(struct cw_world *w, uint32_t blocks, uint32_t snapshots, uint32_t seqs)
+{
+    cw_prepare(w, blocks, snapshots, seqs);
     cw_start(w);
 }
 

@@ -154,7 +154,7 @@ static void sim_run(uint64_t seed, bool tier, uint32_t steps)
     struct sim s = {.incarnation = 100, .tier = tier};
     rng_init(&s.rng, seed);
     cw_fini(W);
-    cw_init(W, 24 + rng_below(&s.rng, 40), 1 + rng_below(&s.rng, 12), SIM_RUNS);
+    cw_prepare(W, 24 + rng_below(&s.rng, 40), 1 + rng_below(&s.rng, 12), SIM_RUNS);
     W->options.pin_us = rng_below(&s.rng, 2) * CW_SECOND;
     W->options.session_percent = 20 + rng_below(&s.rng, 81);
     W->options.sessions_max = 3 + rng_below(&s.rng, 8);

@@ -359,7 +359,7 @@ static inline void kv_return(struct world *w)
     for (uint32_t s = w->slot_count; s < w->slot_count + w->snap_count; s++)
         if (w->snaps[s] == SNAP_GRANTED)
             w->snaps[s] = SNAP_FREE;
-    for (uint32_t i = 0; i < QUEUE_MAX; i++) /* its old answers die with it */
+    for (uint32_t i = 0; i < w->queue_end; i++) /* its old answers die with it */
         if (w->queue[i].used &&
             (w->queue[i].msg.type == MSG_KV_OPEN_REPLY ||
              w->queue[i].msg.type == MSG_KV_SNAPSHOT_REPLY ||

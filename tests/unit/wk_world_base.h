@@ -90,6 +90,7 @@ struct world {
     struct wk_actions actions;
     struct arena arena;
     struct item *queue;
+    uint32_t queue_end; /* none was ever used from here on */
     struct request reqs[REQS_MAX];
     uint32_t req_count;
     /* kvmgr */
@@ -192,6 +193,7 @@ static inline struct item *later(struct world *w, uint64_t delay_us)
     for (uint32_t i = 0; i < QUEUE_MAX; i++)
         if (!w->queue[i].used) {
             struct item *it = &w->queue[i];
+            w->queue_end = i < w->queue_end ? w->queue_end : i + 1;
             memset(it, 0, offsetof(struct item, ids));
             it->used = true;
             it->at_us = w->now_us + delay_us;
@@ -217,7 +219,7 @@ static inline struct item *later_kv(struct world *w, enum msg_type type)
 static inline struct item *earliest(struct world *w)
 {
     struct item *best = NULL;
-    for (uint32_t i = 0; i < QUEUE_MAX; i++) {
+    for (uint32_t i = 0; i < w->queue_end; i++) {
         struct item *it = &w->queue[i];
         if (it->used && (best == NULL || it->at_us < best->at_us ||
                          (it->at_us == best->at_us && it->order < best->order)))
