@@ -16,8 +16,8 @@
 
 #define RT_CORE_MAGIC 0x5254434fu
 
-/* What a step sends without asking: to each worker drain, cancel and question of its canary, and the
- * state to all.  Traces and observations leave that room. */
+/* What a step sends without asking: to each worker drain, cancel and question of its canary, and
+ * the state to all.  Traces and observations leave that room. */
 #define RT_SENDS_UNASKED (4u * RT_WORKERS_MAX + RT_GATEWAYS_MAX)
 /* Loops that ask rt_room find room for more than one round of theirs. */
 #define RT_ACTIONS_RESERVED 64u
