@@ -323,7 +323,7 @@ static struct wk_nccl_table moving;
 static void fill(uint8_t *bytes, size_t count, uint32_t seed)
 {
     for (size_t i = 0; i < count; i++)
-        bytes[i] = (uint8_t)((i * 2654435761u + seed * 40503u) >> 7);
+        bytes[i] = (uint8_t)(((i * 2654435761u + seed * 40503u) >> 7) + (i >> 18) * 7);
 }
 
 /* The same bits as the fabric's own, for sizes around a piece, and in place. */
