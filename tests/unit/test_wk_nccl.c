@@ -15,6 +15,9 @@
 int mallctl(const char *name, void *old, size_t *old_bytes, void *new, size_t new_bytes)
     __attribute__((weak));
 
+/* Where nothing hangs: 700 polls, each of which yields, take seconds on a machine that is busy. */
+#define DEADLINE_MS 60000u
+
 struct fake {
     int version, init_polls, stream_polls; /* polls until done; -1 = never */
     int init_result, gather_result, async_error, stream_error;
@@ -161,7 +164,7 @@ static void body(struct world *w, struct wk_fabric *f, uint32_t rank)
     must_join(f, 10000);
     struct wk_nccl_options o = {.table = &table,
                                 .fabric = f,
-                                .deadline_ms = p->hangs ? 300 : 5000,
+                                .deadline_ms = p->hangs ? 300 : DEADLINE_MS,
                                 .ctas_max = 8,
                                 .device = rank};
     uint64_t begun = clock_mono_us();
@@ -205,7 +208,8 @@ static void test_sound(void **state)
     struct play p = play_run(&sound, &sound, 0);
     for (int r = 0; r < 2; r++) {
         const struct fake *k = &p.fakes[r];
-        assert_int_equal(p.created[r] + p.gathered[r] + p.again[r] + p.exchanged[r], 0);
+        if (p.created[r] + p.gathered[r] + p.again[r] + p.exchanged[r] != ERR_OK)
+            fail_msg("rank %d: %s", r, p.detail[r].text);
         assert_int_equal(k->inits, 1);
         assert_int_equal(k->gathers, 2);
         assert_int_equal(k->sends + k->receives, 4);
@@ -222,7 +226,7 @@ static void test_sound(void **state)
 static void expect_failed(const struct play *p, int first, enum err code, const char *words)
 {
     for (int r = 0; r < 2; r++) {
-        assert_true(p->us[r] < 5000000);
+        assert_true(p->us[r] < DEADLINE_MS * 900);
         assert_int_equal(p->fakes[r].aborts, 1);
     }
     assert_non_null(strstr(p->detail[first].text, words));
@@ -304,9 +308,10 @@ static void test_peer_gone(void **state)
     struct fake stuck = sound;
     stuck.stream_polls = -1;
     struct play p = play_run(&stuck, &sound, 1);
-    assert_true(p.gathered[0] == ERR_CLOSED || p.gathered[0] == ERR_EPOCH);
+    if (p.gathered[0] != ERR_CLOSED && p.gathered[0] != ERR_EPOCH)
+        fail_msg("created %d, gathered %d: %s", p.created[0], p.gathered[0], p.detail[0].text);
     assert_int_equal(p.fakes[0].aborts, 1);
-    assert_true(p.us[0] < 5000000);
+    assert_true(p.us[0] < DEADLINE_MS * 900);
 }
 
 /* ---- host memory, over a library that moves bytes ---- */
@@ -318,7 +323,7 @@ static struct wk_nccl_table moving;
 static void fill(uint8_t *bytes, size_t count, uint32_t seed)
 {
     for (size_t i = 0; i < count; i++)
-        bytes[i] = (uint8_t)((i * 2654435761u + seed * 40503u) >> 7);
+        bytes[i] = (uint8_t)(((i * 2654435761u + seed * 40503u) >> 7) + (i >> 18) * 7);
 }
 
 /* The same bits as the fabric's own, for sizes around a piece, and in place. */
