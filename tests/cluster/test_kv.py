@@ -393,7 +393,8 @@ def test_a_pinned_conversation_stays():
         others = [Talk(c, f"passer-by {i}", words=100, answer=16, compare=False) for i in range(30)]
         for other in others:
             other.turn(hit=False)
-        rows = re.findall(r"tandem_kvmgr_evicted_blocks_total\{[^}]*\} (\d+)", c.role_metrics("kvmgr"))
+        rows = re.findall(r"tandem_kvmgr_(?:evicted_blocks|snapshots)_total\{[^}]*(?:tier|nowhere|given_up)\"\}"
+                          r" (\d+)", c.role_metrics("kvmgr"))   # states go first, blocks with them
         assert sum(map(int, rows)) > 0, rows
         before = talk.ask("tenant").usage["tandem"]["cached_tokens"]
         assert before > 0
