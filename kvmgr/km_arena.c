@@ -227,6 +227,11 @@ static enum err arena_fits(int fd, uint64_t file_bytes, const struct km_arena_op
         return err_set(detail, ERR_UNSUPPORTED, "it is from before this host's last start");
     if (s.epoch > o->epoch)
         return err_set(detail, ERR_UNSUPPORTED, "its epoch %u is later than ours", s.epoch);
+    if (s.flags != (o->follows ? KV_FLAG_FOLLOWS : 0))
+        return err_set(detail, ERR_UNSUPPORTED, "it is of another rank's kind (flags %u)", s.flags);
+    if (o->follows && found.slot_count != o->slot_count)
+        return err_set(detail, ERR_UNSUPPORTED, "it has %u state slots, not %u", found.slot_count,
+                       o->slot_count);
     if (memcmp(&o->model_fp, &s.model_fp, sizeof(s.model_fp)) != 0)
         return err_set(detail, ERR_UNSUPPORTED, "it belongs to another model (model_fp)");
     if (planned.block_count != found.block_count || planned.arena_bytes != found.arena_bytes ||
@@ -341,6 +346,7 @@ static struct kv_superblock superblock_of(const struct km_arena_options *o,
     s.ranks = l->geometry.ranks;
     s.interleave = l->geometry.interleave;
     s.state_bytes = l->geometry.state_bytes;
+    s.flags = o->follows ? KV_FLAG_FOLLOWS : 0;
     s.boot = o->boot;
     kv_superblock_seal(&s);
     return s;
@@ -364,11 +370,18 @@ static enum err arena_adopt(struct km_arena *a, const struct km_arena_options *o
                             struct km_arena_report *report, struct err_detail *detail)
 {
     TRY(arena_map(a, detail));
-    struct kv_superblock old;
+    struct kv_superblock old, s = superblock_of(o, &a->layout);
     memcpy(&old, a->map, sizeof(old));
+    if (o->follows) { /* killed in the middle, it is not to look whole */
+        memcpy(a->map, &s, sizeof(s));
+        atomic_thread_fence(memory_order_release);
+        a->epoch = old.epoch;
+    }
     if (arena_recover(a, old.epoch, report) != ERR_OK)
         return err_set(detail, ERR_IO, "its headers cannot be read");
-    struct kv_superblock s = superblock_of(o, &a->layout);
+    if (o->follows && report->headers_broken == 0 && report->data_broken == 0)
+        s = old;
+    a->epoch = s.epoch;
     memcpy(a->map, &s, sizeof(s));
     report->adopted = true;
     return ERR_OK;
@@ -378,6 +391,7 @@ static enum err arena_create(struct km_arena *a, const struct km_arena_options *
                              struct err_detail *detail)
 {
     char temp[KM_ARENA_PATH_BYTES + 8];
+    a->epoch = o->epoch;
     TRY(km_arena_file_make(o->path, a->layout.arena_bytes, temp, sizeof(temp), &a->fd, detail));
     struct kv_superblock s = superblock_of(o, &a->layout);
     enum err e = km_arena_file_write(a->fd, 0, &s, sizeof(s));
@@ -481,6 +495,14 @@ void km_arena_close(struct km_arena **arena_p)
     a->magic = 0;
     mem_give(a);
     *arena_p = NULL;
+}
+
+struct kv_superblock km_arena_superblock(const struct km_arena *a)
+{
+    struct kv_superblock s;
+    CHECK_OBJ(a, KM_ARENA_MAGIC);
+    memcpy(&s, a->map, sizeof(s));
+    return s;
 }
 
 const struct kv_layout *km_arena_layout(const struct km_arena *a)

@@ -11,9 +11,6 @@
 #include <unistd.h>
 
 #include "lib/base/check.h"
-#include "lib/base/hash.h"
-
-#define SUM_PIECE_BYTES 65536u
 
 static const char *kind_of(mode_t mode)
 {
@@ -136,17 +133,16 @@ enum err km_arena_file_write(int fd, uint64_t at, const void *bytes, size_t coun
 
 enum err km_arena_file_sum(int fd, uint64_t at, uint64_t count, uint32_t *ret_sum)
 {
-    uint8_t piece[SUM_PIECE_BYTES];
+    uint8_t piece[KV_SUM_PIECE_BYTES];
     uint32_t sum = 0;
     while (count > 0) {
         size_t some = count < sizeof(piece) ? (size_t)count : sizeof(piece);
         TRY(km_arena_file_read(fd, at, piece, some));
-        struct hash128 h = hash_xxh3_once(piece, some);
-        sum = hash_crc32c(sum, &h, sizeof(h));
+        sum = kv_data_sum_add(sum, piece, some);
         at += some;
         count -= some;
     }
-    *ret_sum = sum != 0 ? sum : 1;
+    *ret_sum = kv_data_sum_end(sum);
     return ERR_OK;
 }
 

@@ -23,10 +23,9 @@ MUST_USE enum err km_arena_file_make(const char *path, uint64_t bytes, char *ret
 /* Reads all of [at, at + count) or fails. */
 MUST_USE enum err km_arena_file_read(int fd, uint64_t at, void *ret_bytes, size_t count);
 MUST_USE enum err km_arena_file_write(int fd, uint64_t at, const void *bytes, size_t count);
-/* Size of the file system below path's folder, 0 if unknown. */
-/* The sum in headers' data_crc: crc32c over the xxh3-128 of each 64 KiB; never 0, which means that
- * there is none. */
+/* The sum in headers' data_crc: kv_data_sum of the file's bytes. */
 MUST_USE enum err km_arena_file_sum(int fd, uint64_t at, uint64_t count, uint32_t *ret_sum);
+/* Size of the file system below path's folder, 0 if unknown. */
 uint64_t km_arena_file_system_bytes(const char *path);
 
 bool km_arena_header_unused(const void *header); /* 64 zero bytes */

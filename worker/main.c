@@ -26,7 +26,7 @@ static const struct param wk_param_table[] = {
 /* Where a worker runs does not change what it computes. */
 static const char *const hash_skip[] = {"run_dir",     "state_dir", "redis", "id",
                                         "log_level",   "rank",      "group", "groups",
-                                        "fabric_keys", "rows_path", NULL};
+                                        "fabric_keys", NULL};
 
 static bool one_of(const char *value, const char *a, const char *b, const char *c)
 {
