@@ -38,9 +38,9 @@ struct km_arena_options {
     uint64_t incarnation;
     uint64_t worker; /* incarnation for which it is opened: a file that another maps is replaced */
     uint32_t boot;   /* of the host: a file of another one is replaced; 0 = unknown */
-    /* Of a rank above 0, whose worker writes the headers: see KV_FLAG_FOLLOWS.  A file of just these
-     * counts in which everything committed is sound keeps its epoch and incarnation, which say that
-     * nothing of it is lost; any other takes the new ones before a byte of it is changed. */
+    /* Of a rank above 0, whose worker writes the headers: see KV_FLAG_FOLLOWS.  A file of just
+     * these counts in which everything committed is sound keeps its epoch and incarnation, which
+     * say that nothing of it is lost; any other takes the new ones before a byte is changed. */
     bool follows;
 };
 

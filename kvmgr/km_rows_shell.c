@@ -52,7 +52,6 @@ struct km_rows_shell {
     struct redis *redis;
     struct status *status;
     struct arena wire, wire_out;
-    char heartbeat_key[32];
     uint64_t malformed, refused, unsent;
     struct metric metrics[ROWS_METRIC_COUNT];
 };
@@ -131,12 +130,11 @@ static void on_health(void *arg, struct str *out)
     struct kv_superblock b = {0};
     if (km_rows_arena(s->rows) != NULL)
         b = km_arena_superblock(km_rows_arena(s->rows));
-    str_add_format(out,
-                   ",\"kv_role\":\"arena\",\"epoch\":%u,\"blocks_total\":%u,\"slots_total\":%u,"
-                   "\"arena_bytes\":%" PRIu64 ",\"blocks_adopted\":%" PRIu64
-                   ",\"damaged\":%" PRIu64,
-                   b.epoch, b.block_count, b.slot_count, b.arena_bytes, c->blocks_adopted,
-                   c->broken);
+    str_add_format(
+        out,
+        ",\"kv_role\":\"arena\",\"epoch\":%u,\"blocks_total\":%u,\"slots_total\":%u,"
+        "\"arena_bytes\":%" PRIu64 ",\"blocks_adopted\":%" PRIu64 ",\"damaged\":%" PRIu64,
+        b.epoch, b.block_count, b.slot_count, b.arena_bytes, c->blocks_adopted, c->broken);
 }
 
 static enum err shell_open(struct km_rows_shell *s, struct loop *l, const struct km_params *p,
@@ -155,7 +153,6 @@ static enum err shell_open(struct km_rows_shell *s, struct loop *l, const struct
     redis_address(p->redis, p->run_dir, &redis);
     s->redis = redis_create(l, &redis);
     rng_system(&incarnation, sizeof(incarnation));
-    snprintf(s->heartbeat_key, sizeof(s->heartbeat_key), "pool:%u", p->id);
     struct status_options o = {
         .role = "kvmgr",
         .id = p->id,
@@ -169,7 +166,6 @@ static enum err shell_open(struct km_rows_shell *s, struct loop *l, const struct
         .common_labels = "",
         .extra = on_health,
         .refresh = on_refresh,
-        .heartbeat_key = s->heartbeat_key,
         .arg = s,
     };
     TRY(status_create(l, &o, &s->status, detail));

@@ -43,8 +43,6 @@ static enum err params_check(const void *params, struct err_detail *ret_faults)
     dtype_check(&faults, "index_dtype", p->index_dtype, true);
     if (strcmp(p->role, "authority") != 0 && strcmp(p->role, "arena") != 0)
         str_add_format(&faults, "role: %s: authority or arena\n", p->role);
-    if (strcmp(p->role, "arena") == 0 && p->kv_store_dir[0] != '\0')
-        str_add_text(&faults, "kv_store_dir: not with role arena: there is no tier for several ranks\n");
     if (p->block_tokens % 4 != 0)
         str_add_format(&faults, "block_tokens: %u is no multiple of 4\n", p->block_tokens);
     if ((p->kv_store_dir[0] != '\0') != (p->kv_store_bytes != 0))

@@ -132,8 +132,8 @@ void wk_core_kv_commit(struct wk_core *core, struct wk_seq *seq)
         return; /* the next commit takes these blocks along */
     uint32_t first = seq->kv.committed;
     const struct hash128 *hashes = hashes_copy(core, seq, first, count);
-    const uint32_t *blocks = arena_copy(core->actions->arena, seq->kv.ids + first,
-                                        count * sizeof *seq->kv.ids);
+    const uint32_t *blocks =
+        arena_copy(core->actions->arena, seq->kv.ids + first, count * sizeof *seq->kv.ids);
     if (hashes == NULL || blocks == NULL)
         return;
     struct msg *m = wk_core_send(core, WK_ACT_KVMGR, MSG_KV_COMMIT, &seq->id);

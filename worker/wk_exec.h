@@ -91,8 +91,8 @@ bool wk_exec_grouped(const struct wk_exec *x);   /* all ranks are there; a chang
 /* Hands a tap ring over; it is written to from the next batch that begins with none paused.
  * ERR_BUSY, and the ring is still the caller's: too many wait for the device thread. */
 MUST_USE enum err wk_exec_taps(struct wk_exec *x, struct wk_taps **taps_p);
-/* Rank 0 of several: hands over, until WK_NEWS_SEALED, what the other ranks are to mark as committed
- * after all plans before it; one at a time. */
+/* Rank 0 of several: hands over, until WK_NEWS_SEALED, what the other ranks are to mark as
+ * committed after all plans before it; one at a time. */
 void wk_exec_seal(struct wk_exec *x, const struct wk_seal *seals, uint32_t count);
 /* Hands the plan over until its WK_NEWS_DONE. */
 void wk_exec_run(struct wk_exec *x, const struct wk_plan *plan);

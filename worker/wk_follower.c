@@ -49,10 +49,9 @@ struct wk_follower {
 static void on_health(void *arg, struct str *out)
 {
     struct wk_follower *w = arg;
-    str_add_format(out,
-                   ",\"rank\":%u,\"ranks\":%u,\"steps\":%" PRIu64 ",\"bad_messages\":%" PRIu64,
-                   w->params->rank, w->params->ranks,
-                   w->exec != NULL ? wk_exec_steps(w->exec) : 0, w->bad_messages);
+    str_add_format(out, ",\"rank\":%u,\"ranks\":%u,\"steps\":%" PRIu64 ",\"bad_messages\":%" PRIu64,
+                   w->params->rank, w->params->ranks, w->exec != NULL ? wk_exec_steps(w->exec) : 0,
+                   w->bad_messages);
 }
 
 /* Ready is who would carry out rank 0's next plan. */

@@ -18,11 +18,11 @@
 #include "worker/wk_plan.h"
 #include "worker/wk_rows.h"
 
-#define RANKS_MAGIC       0x574b5253u
-#define MESSAGE_BYTES     16384u /* the quickest of those measured, for an exchange of 64 KiB */
-#define SPIN_US           50u
-#define JOIN_WAIT_MS      500u
-#define TALE_BYTES_MAX    (16u << 20)
+#define RANKS_MAGIC    0x574b5253u
+#define MESSAGE_BYTES  16384u /* the quickest of those measured, for an exchange of 64 KiB */
+#define SPIN_US        50u
+#define JOIN_WAIT_MS   500u
+#define TALE_BYTES_MAX (16u << 20)
 
 STATIC_CHECK(sizeof(struct wk_seal) == 48);
 STATIC_CHECK(WK_RANKS_SEALS_MAX * sizeof(struct wk_seal) < TALE_BYTES_MAX);
@@ -41,7 +41,7 @@ struct wk_ranks {
     struct wk_link link; /* until the fabric takes it */
     struct wk_fabric *fabric;
     struct hash128 settings;
-    uint8_t *tale; /* [TALE_BYTES_MAX] */
+    uint8_t *tale;                 /* [TALE_BYTES_MAX] */
     struct wk_agree_epochs epochs; /* of the shape that holds */
 };
 
@@ -212,7 +212,8 @@ static enum err tell(struct wk_ranks *r, enum wk_order order, const void *bytes,
 
 /* What a rank shows of its memory. */
 struct memory_show {
-    struct wk_rows_identity memory; /* 0: it refuses the shape (rank 0 has no memory of its own here) */
+    struct wk_rows_identity
+        memory; /* 0: it refuses the shape (rank 0 has no memory of its own here) */
     struct err_detail why;
 };
 

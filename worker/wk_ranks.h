@@ -26,10 +26,10 @@ struct wk_seal;
 
 struct wk_ranks_options {
     uint32_t rank, ranks;
-    const char *fabric; /* "local" or "tcp" */
-    const char *path;   /* local: the shared file */
-    const char *nodes;  /* tcp: HOST:PORT of every rank, by commas */
-    const char *keys;   /* tcp: file of lib/net/keys.h; "": in the clear */
+    const char *fabric;   /* "local" or "tcp" */
+    const char *path;     /* local: the shared file */
+    const char *nodes;    /* tcp: HOST:PORT of every rank, by commas */
+    const char *keys;     /* tcp: file of lib/net/keys.h; "": in the clear */
     struct wk_rows *rows; /* ranks above 0: the cache memory; borrowed */
     enum shard_moe moe;
     uint32_t deadline_ms, silence_ms;

@@ -145,8 +145,8 @@ enum err wk_rows_open(struct wk_rows *r, const struct kv_layout *layout,
         return err_set(detail, (enum err)reply->code, "%.400s", r->answer.text.text);
     TRY(wk_arena_map(reply, layout, &q.attach.model_fp, r->options.incarnation, &r->mapping,
                      detail));
-    r->identity = (struct wk_rows_identity){.incarnation = reply->incarnation,
-                                            .epoch = reply->epoch};
+    r->identity =
+        (struct wk_rows_identity){.incarnation = reply->incarnation, .epoch = reply->epoch};
     atomic_store(&r->mapped, reply->incarnation);
     *ret_kv = wk_arena_model_kv(&r->mapping);
     return ERR_OK;

@@ -2,9 +2,10 @@
 /* worker/wk_rows.h - the cache memory of a rank above 0: the arena of its node's own kvmgr.
  *
  * The device thread writes data and headers: WRITING before the first byte of a block or slot,
- * COMMITTED with the sum of its data when rank 0 says what it is, before rank 0 tells the authority.
- * So whatever the authority may find again is sealed here, whichever process dies when.  The loop
- * thread carries question and answer between device thread and kvmgr; two rings lie between. */
+ * COMMITTED with the sum of its data when rank 0 says what it is, before rank 0 tells the
+ * authority.  So whatever the authority may find again is sealed here, whichever process dies when.
+ * The loop thread carries question and answer between device thread and kvmgr; two rings lie
+ * between. */
 #ifndef WORKER_WK_ROWS_H
 #define WORKER_WK_ROWS_H
 
@@ -66,6 +67,6 @@ MUST_USE enum err wk_rows_seal(struct wk_rows *r, const struct wk_seal *seals, u
 
 bool wk_rows_question(struct wk_rows *r, struct msg *ret_attach); /* to send to kvmgr */
 void wk_rows_answer(struct wk_rows *r, const struct msg *m); /* KvAttachReply or KvState heard */
-uint64_t wk_rows_worker(const struct wk_rows *r); /* the incarnation, for KvPing */
+uint64_t wk_rows_worker(const struct wk_rows *r);            /* the incarnation, for KvPing */
 
 #endif

@@ -146,7 +146,8 @@ static void arena_take(struct wk_shell *s)
     }
     struct model_kv memory = wk_arena_model_kv(&mapping);
     if (wk_exec_attach(s->exec, &memory, kv->offer.epoch) != ERR_OK) {
-        wk_arena_unmap(&mapping); /* the device thread waits for another rank: tried again every beat */
+        wk_arena_unmap(
+            &mapping); /* the device thread waits for another rank: tried again every beat */
         kv->offered = true;
         return;
     }
