@@ -138,6 +138,14 @@ leaders_of() {  # leaders_of GROUP: its rank 0, then the others
     for f in "$run_dir"/worker-*.args; do [ "$(group_of "$(basename "$f" .args)")" = "$1" ] && basename "$f" .args; done | sort -t - -k 2 -n
 }
 
+arenas_of() {   # arenas_of GROUP GROUPS: the kvmgrs of its ranks above 0
+    local f n
+    for f in "$run_dir"/kvmgr-*.args; do
+        n=$(basename "$f" .args); n=${n#kvmgr-}
+        [ "$n" -ge "$2" ] && [ $((n % $2)) = "$1" ] && echo "kvmgr-$n"
+    done
+}
+
 # Short answers end in the group, the others go on in another one or after its restart.
 hand_over() {   # hand_over GROUP
     local name; name=$(leaders_of "$1" | head -n 1)
@@ -163,6 +171,7 @@ cmd_rolling() {
     local f g name patience=${deadline_s:-0} groups
     [ "$patience" -gt 0 ] || patience=120
     if [ ! -e "$run_dir/router-0.args" ]; then      # a node without the front: running answers pause and go on
+        for f in "$run_dir"/kvmgr-*.args; do restart_and_wait "$(basename "$f" .args)"; done
         for f in "$run_dir"/worker-*.args; do restart_and_wait "$(basename "$f" .args)"; done
         say "all roles restarted"
         return
@@ -172,10 +181,11 @@ cmd_rolling() {
         if [ "${#groups[@]}" -gt 1 ]; then
             hand_over "$g"
             # shellcheck disable=SC2046
-            restart_and_wait "kvmgr-$g" "drafter-$g" $(leaders_of "$g")
+            restart_and_wait "kvmgr-$g" $(arenas_of "$g" "${#groups[@]}") "drafter-$g" $(leaders_of "$g")
             wait_groups "${#groups[@]}" || exit 1
         else
-            restart_and_wait "kvmgr-$g"
+            # shellcheck disable=SC2046
+            restart_and_wait "kvmgr-$g" $(arenas_of "$g" 1)
             restart_and_wait "drafter-$g"
             hand_over "$g"
             # shellcheck disable=SC2046

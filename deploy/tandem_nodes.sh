@@ -25,8 +25,8 @@ nodes_read() {
         for role in "${words[@]:2}"; do
             case $role in
                 worker-[0-7]) rank=${role#worker-}; ranks=$((ranks + 1)); rank_addresses[rank]=$address:$((fabric_port + rank)) ;;
-                redis|kvmgr|drafter|router|gateway) ;;
-                *) nodes_fault "$name: no role \"$role\" (redis kvmgr drafter router gateway worker-N)" ;;
+                redis|kvmgr|kvmgr-[1-7]|drafter|router|gateway) ;;
+                *) nodes_fault "$name: no role \"$role\" (redis kvmgr drafter router gateway worker-N kvmgr-N)" ;;
             esac
             [[ $roles_seen != *" $role "* ]] || nodes_fault "$role is there twice"
             roles_seen+=" $role "
@@ -37,6 +37,12 @@ nodes_read() {
     [ "$(number_of groups 16)" = 1 ] || nodes_fault "several groups (worker.groups) run on one machine only"
     for ((rank = 0; rank < ranks; rank++)); do
         [ -n "${rank_addresses[rank]:-}" ] || nodes_fault "$ranks workers, but none is worker-$rank"
+    done
+    for name in "${node_names[@]}"; do      # each of these has the memory of its rank
+        for role in ${node_roles[$name]}; do
+            case $role in worker-[1-7]) role=kvmgr-${role#worker-} ;; kvmgr-*) role=worker-${role#kvmgr-} ;; *) continue ;; esac
+            [[ ${node_roles[$name]} == *" $role "* ]] || nodes_fault "$role is missing on $name: a rank above 0 and the kvmgr of its number stand side by side"
+        done
     done
     for role in redis kvmgr drafter router gateway; do      # these speak over sockets in run_dir
         [[ $roles_seen == *" $role "* ]] || nodes_fault "no node has $role"
@@ -64,7 +70,13 @@ node_instances() {      # the same where a file of nodes says what runs here: on
     local rank fabric more="--ranks=${#rank_addresses[@]}"
     fabric=$(param_of worker-0 fabric); [ "$fabric" = nccl ] || fabric=tcp
     [ "${#node_names[@]}" -eq 1 ] || more+=" --fabric=$fabric --fabric_nodes=$(join_by , "${rank_addresses[@]}")"
-    if [ "$1" != worker ]; then if here_runs "$1"; then echo "$1-0"; fi; return; fi
+    if [ "$1" != worker ]; then if here_runs "$1"; then echo "$1-0"; fi; fi
+    if [ "$1" = kvmgr ]; then
+        for ((rank = 1; rank < ${#rank_addresses[@]}; rank++)); do
+            if here_runs "kvmgr-$rank"; then echo "kvmgr-$rank --id=$rank --role=arena"; fi
+        done
+    fi
+    [ "$1" = worker ] || return 0
     for ((rank = 0; rank < ${#rank_addresses[@]}; rank++)); do
         if here_runs "worker-$rank"; then echo "worker-$rank --id=$rank --rank=$rank $more"; fi
     done

@@ -267,6 +267,11 @@ static enum err arena_fits(int fd, uint64_t file_bytes, const struct km_arena_op
         return err_set(detail, ERR_UNSUPPORTED, "it is from before this host's last start");
     if (s.epoch > o->epoch)
         return err_set(detail, ERR_UNSUPPORTED, "its epoch %u is later than ours", s.epoch);
+    if (s.flags != (o->follows ? KV_FLAG_FOLLOWS : 0))
+        return err_set(detail, ERR_UNSUPPORTED, "it is of another rank's kind (flags %u)", s.flags);
+    if (o->follows && found.slot_count != o->slot_count)
+        return err_set(detail, ERR_UNSUPPORTED, "it has %u state slots, not %u", found.slot_count,
+                       o->slot_count);
     if (memcmp(&o->model_fp, &s.model_fp, sizeof(s.model_fp)) != 0)
         return err_set(detail, ERR_UNSUPPORTED, "it belongs to another model (model_fp)");
     if (planned.block_count != found.block_count || planned.arena_bytes != found.arena_bytes ||
@@ -289,9 +294,9 @@ static int by_position(const void *x, const void *y)
 }
 
 /* What to do with one header: a sound COMMITTED one of this file's epochs is found, FREE ones stay,
- * all others become FREE. */
+ * all others become FREE.  What follows is read now: nobody here knows when it is used again. */
 static void recover_block(struct km_arena *a, uint32_t block, const void *bytes, uint32_t epoch,
-                          struct km_arena_report *report)
+                          bool follows, struct km_arena_report *report)
 {
     struct kv_block_header h;
     memcpy(&h, bytes, sizeof(h));
@@ -302,6 +307,8 @@ static void recover_block(struct km_arena *a, uint32_t block, const void *bytes,
         block_guard_check(a, block);
         return;
     }
+    if (follows && sound && h.state == KV_COMMITTED && h.data_crc != block_sum(a, block))
+        report->data_broken++;
     if (sound && h.state == KV_COMMITTED && h.position < a->layout.block_count) {
         CHECK(a->found_count < a->layout.block_count);
         a->found[a->found_count++] = (struct km_found_block){.hash = h.hash,
@@ -315,7 +322,7 @@ static void recover_block(struct km_arena *a, uint32_t block, const void *bytes,
     km_arena_blocks_free(a, &block, 1);
 }
 
-static void recover_slot(struct km_arena *a, uint32_t slot, uint32_t epoch,
+static void recover_slot(struct km_arena *a, uint32_t slot, uint32_t epoch, bool follows,
                          struct km_arena_report *report)
 {
     struct kv_slot_header h = *slot_header(a, slot);
@@ -327,6 +334,7 @@ static void recover_slot(struct km_arena *a, uint32_t slot, uint32_t epoch,
         return;
     }
     if (sound && h.kind == KV_SLOT_SNAPSHOT && h.state == KV_COMMITTED) {
+        report->data_broken += follows && h.data_crc != slot_sum(a, slot);
         a->found_snapshots[a->found_snapshot_count++] = (struct km_found_snapshot){
             .hash = h.hash, .slot = slot, .token_count = h.token_count, .sealed = h.data_crc != 0};
         return;
@@ -336,7 +344,8 @@ static void recover_slot(struct km_arena *a, uint32_t slot, uint32_t epoch,
 }
 
 /* Reads headers through the descriptor, not the mapping: a page of a hole stays a hole. */
-static enum err arena_recover(struct km_arena *a, uint32_t epoch, struct km_arena_report *report)
+static enum err arena_recover(struct km_arena *a, uint32_t epoch, bool follows,
+                              struct km_arena_report *report)
 {
     uint8_t buffer[SCAN_HEADERS * KV_HEADER_BYTES];
     a->found = calloc(a->layout.block_count, sizeof(*a->found));
@@ -349,10 +358,10 @@ static enum err arena_recover(struct km_arena *a, uint32_t epoch, struct km_aren
         TRY(file_read_at(a->fd, a->layout.block_headers_at + (uint64_t)at * KV_HEADER_BYTES, buffer,
                          (size_t)count * KV_HEADER_BYTES));
         for (uint32_t i = 0; i < count; i++)
-            recover_block(a, at + i, buffer + (size_t)i * KV_HEADER_BYTES, epoch, report);
+            recover_block(a, at + i, buffer + (size_t)i * KV_HEADER_BYTES, epoch, follows, report);
     }
     for (uint32_t slot = 0; slot < a->layout.slot_count; slot++)
-        recover_slot(a, slot, epoch, report);
+        recover_slot(a, slot, epoch, follows, report);
     qsort(a->found, a->found_count, sizeof(*a->found), by_position);
     report->blocks_found = a->found_count;
     report->snapshots_found = a->found_snapshot_count;
@@ -385,6 +394,7 @@ static struct kv_superblock superblock_of(const struct km_arena_options *o,
     s.ranks = l->geometry.ranks;
     s.interleave = l->geometry.interleave;
     s.state_bytes = l->geometry.state_bytes;
+    s.flags = o->follows ? KV_FLAG_FOLLOWS : 0;
     s.boot = o->boot;
     kv_superblock_seal(&s);
     return s;
@@ -408,13 +418,33 @@ static enum err arena_adopt(struct km_arena *a, const struct km_arena_options *o
                             struct km_arena_report *report, struct err_detail *detail)
 {
     TRY(arena_map(a, detail));
-    struct kv_superblock old;
+    struct kv_superblock old, s = superblock_of(o, &a->layout);
     memcpy(&old, a->map, sizeof(old));
-    if (arena_recover(a, old.epoch, report) != ERR_OK)
+    if (o->follows) { /* killed in the middle, it is not to look whole */
+        memcpy(a->map, &s, sizeof(s));
+        atomic_thread_fence(memory_order_release);
+        a->epoch = old.epoch;
+    }
+    if (arena_recover(a, old.epoch, o->follows, report) != ERR_OK)
         return err_set(detail, ERR_IO, "its headers cannot be read");
-    struct kv_superblock s = superblock_of(o, &a->layout);
+    if (o->follows && report->headers_broken == 0 && report->data_broken == 0)
+        s = old;
+    a->epoch = s.epoch;
     memcpy(a->map, &s, sizeof(s));
     report->adopted = true;
+    return ERR_OK;
+}
+
+/* Headers that a worker writes: each guard is there before the first use. */
+static enum err guards_make(struct km_arena *a)
+{
+    const struct kv_layout *l = &a->layout;
+    for (uint32_t i = 0; i < l->block_count; i++)
+        TRY(file_write_at(a->fd, l->blocks_at + i * l->block_bytes + l->block_guard_at, a->guard,
+                          l->block_bytes - l->block_guard_at));
+    for (uint32_t i = 0; i < l->slot_count; i++)
+        TRY(file_write_at(a->fd, l->slots_at + i * l->slot_bytes + l->slot_guard_at, a->guard,
+                          l->slot_bytes - l->slot_guard_at));
     return ERR_OK;
 }
 
@@ -422,11 +452,14 @@ static enum err arena_create(struct km_arena *a, const struct km_arena_options *
                              struct err_detail *detail)
 {
     char temp[KM_ARENA_PATH_BYTES + 8];
+    a->epoch = o->epoch;
     TRY(km_arena_file_make(o->path, a->layout.arena_bytes, temp, sizeof(temp), &a->fd, detail));
     struct kv_superblock s = superblock_of(o, &a->layout);
     enum err e = file_write_at(a->fd, 0, &s, sizeof(s));
     if (e != ERR_OK)
         e = err_set(detail, e, "%s: the superblock cannot be written", o->path);
+    if (e == ERR_OK && o->follows && guards_make(a) != ERR_OK)
+        e = err_set(detail, ERR_IO, "%s: the guards cannot be written", o->path);
     if (e == ERR_OK)
         e = arena_map(a, detail);
     if (e == ERR_OK && rename(temp, o->path) != 0)
@@ -526,6 +559,14 @@ void km_arena_close(struct km_arena **arena_p)
     a->magic = 0;
     mem_give(a);
     *arena_p = NULL;
+}
+
+struct kv_superblock km_arena_superblock(const struct km_arena *a)
+{
+    struct kv_superblock s;
+    CHECK_OBJ(a, KM_ARENA_MAGIC);
+    memcpy(&s, a->map, sizeof(s));
+    return s;
 }
 
 const struct kv_layout *km_arena_layout(const struct km_arena *a)

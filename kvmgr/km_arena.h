@@ -38,6 +38,10 @@ struct km_arena_options {
     uint64_t incarnation;
     uint64_t worker; /* incarnation for which it is opened: a file that another maps is replaced */
     uint32_t boot;   /* of the host: a file of another one is replaced; 0 = unknown */
+    /* Of a rank above 0, whose worker writes the headers: see KV_FLAG_FOLLOWS.  A file of just
+     * these counts in which everything committed is sound keeps its epoch and incarnation, which
+     * say that nothing of it is lost; any other takes the new ones before a byte is changed. */
+    bool follows;
 };
 
 struct km_arena_report { /* what opening found and did */
@@ -46,6 +50,7 @@ struct km_arena_report { /* what opening found and did */
     char reason[ERR_DETAIL_BYTES];          /* why it was replaced */
     uint32_t blocks_freed;                  /* adopted: WRITING before */
     uint32_t headers_broken;                /* adopted: CRC, state or epoch was wrong */
+    uint32_t data_broken;                   /* adopted, follows: committed data that are not */
     uint32_t guards_broken;                 /* adopted: behind blocks and slots not committed */
     uint32_t blocks_found, snapshots_found; /* adopted: still COMMITTED */
 };
@@ -65,6 +70,7 @@ struct km_arena_found { /* what an adopted file holds, blocks by rising position
 MUST_USE enum err km_arena_open(const struct km_arena_options *options, struct km_arena **ret_arena,
                                 struct km_arena_report *ret_report, struct err_detail *detail);
 void km_arena_close(struct km_arena **arena_p); /* the file stays */
+struct kv_superblock km_arena_superblock(const struct km_arena *a);
 const struct kv_layout *km_arena_layout(const struct km_arena *a);
 /* Lives until km_arena_found_drop or close. */
 struct km_arena_found km_arena_found(const struct km_arena *a);

@@ -12,9 +12,6 @@
 
 #include "lib/base/check.h"
 #include "lib/base/file_io.h"
-#include "lib/base/hash.h"
-
-#define SUM_PIECE_BYTES 65536u
 
 static const char *kind_of(mode_t mode)
 {
@@ -103,25 +100,6 @@ enum err km_arena_file_make(const char *path, uint64_t bytes, char *ret_temp, si
     return ERR_OK;
 }
 
-static uint32_t sum_piece(uint32_t sum, const void *piece, size_t count)
-{
-    struct hash128 h = hash_xxh3_once(piece, count);
-    return hash_crc32c(sum, &h, sizeof(h));
-}
-
-uint32_t km_arena_sum(const void *bytes, size_t count)
-{
-    const uint8_t *at = bytes;
-    uint32_t sum = 0;
-    while (count > 0) {
-        size_t some = count < SUM_PIECE_BYTES ? count : SUM_PIECE_BYTES;
-        sum = sum_piece(sum, at, some);
-        at += some;
-        count -= some;
-    }
-    return sum != 0 ? sum : 1;
-}
-
 enum err km_arena_file_sealed(int fd, const struct kv_layout *l, bool slot, uint32_t index,
                               uint32_t *ret_sum)
 {
@@ -129,14 +107,14 @@ enum err km_arena_file_sealed(int fd, const struct kv_layout *l, bool slot, uint
     struct kv_slot_header state;
     if (slot) {
         TRY(file_read_at(fd, l->slot_headers_at + (uint64_t)index * KV_HEADER_BYTES, &state,
-                               sizeof(state)));
+                         sizeof(state)));
         if (kv_slot_header_check(&state) != ERR_OK || state.state != KV_COMMITTED)
             return ERR_CORRUPT;
         *ret_sum = state.data_crc;
         return ERR_OK;
     }
     TRY(file_read_at(fd, l->block_headers_at + (uint64_t)index * KV_HEADER_BYTES, &block,
-                           sizeof(block)));
+                     sizeof(block)));
     if (kv_block_header_check(&block) != ERR_OK || block.state != KV_COMMITTED)
         return ERR_CORRUPT;
     *ret_sum = block.data_crc;
@@ -145,16 +123,16 @@ enum err km_arena_file_sealed(int fd, const struct kv_layout *l, bool slot, uint
 
 enum err km_arena_file_sum(int fd, uint64_t at, uint64_t count, uint32_t *ret_sum)
 {
-    uint8_t piece[SUM_PIECE_BYTES];
+    uint8_t piece[KV_SUM_PIECE_BYTES];
     uint32_t sum = 0;
     while (count > 0) {
         size_t some = count < sizeof(piece) ? (size_t)count : sizeof(piece);
         TRY(file_read_at(fd, at, piece, some));
-        sum = sum_piece(sum, piece, some);
+        sum = kv_data_sum_add(sum, piece, some);
         at += some;
         count -= some;
     }
-    *ret_sum = sum != 0 ? sum : 1;
+    *ret_sum = kv_data_sum_end(sum);
     return ERR_OK;
 }
 

@@ -20,10 +20,8 @@ MUST_USE enum err km_arena_file_open(const char *path, bool write, int *ret_fd, 
 /* A new sparse file of that size, locked, under a temporary name beside path. */
 MUST_USE enum err km_arena_file_make(const char *path, uint64_t bytes, char *ret_temp,
                                      size_t temp_bytes, int *ret_fd, struct err_detail *detail);
-/* The sum in headers' data_crc: crc32c over the xxh3-128 of each 64 KiB; never 0, which means that
- * there is none. */
+/* The sum in headers' data_crc: kv_data_sum of the file's bytes. */
 MUST_USE enum err km_arena_file_sum(int fd, uint64_t at, uint64_t count, uint32_t *ret_sum);
-uint32_t km_arena_sum(const void *bytes, size_t count); /* the same, of memory */
 /* The sum that the header of a committed block or slot has.  ERR_CORRUPT: it is not a sound header
  * of something committed. */
 MUST_USE enum err km_arena_file_sealed(int fd, const struct kv_layout *l, bool slot, uint32_t index,

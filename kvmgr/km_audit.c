@@ -151,7 +151,7 @@ static void audit_guard(int fd, const struct header_table *table, uint32_t index
     CHECK(count <= sizeof(found));
     kv_guard_fill(whole, count);
     if (file_read_at(fd, table->data_at + index * table->data_bytes + table->guard_at, found,
-                           count) != ERR_OK ||
+                     count) != ERR_OK ||
         memcmp(found, whole, count) == 0)
         return;
     if ((km_arena_header_unused(header) || !table->sound(header)) &&
@@ -290,6 +290,9 @@ bool km_audit_sound(const struct km_audit *audit)
 bool km_audit_chained(const struct km_audit *audit)
 {
     CHECK(audit->chained + audit->unchained == audit->blocks_by_state[KV_COMMITTED]);
+    if (audit->superblock.flags &
+        KV_FLAG_FOLLOWS) /* the authority's headers say what is in chains */
+        return audit->data_broken == 0;
     return audit->unchained == 0 && audit->doubled == 0 && audit->snapshots_stray == 0 &&
            audit->data_broken == 0 && audit->guards_broken == 0;
 }
@@ -311,7 +314,8 @@ void km_audit_print(FILE *out, const char *path, const struct km_audit *audit)
     fprintf(out, "arena: %s\n", path);
     fprintf(out, "epoch: %u\nincarnation: %016" PRIx64 "\nlayout_fp: %s\nmodel_fp: %s\n", s->epoch,
             s->incarnation, layout, model);
-    fprintf(out, "bytes: %" PRIu64 "\nblock_tokens: %u\n", s->arena_bytes, s->block_tokens);
+    fprintf(out, "bytes: %" PRIu64 "\nblock_tokens: %u\nrole: %s\n", s->arena_bytes,
+            s->block_tokens, s->flags & KV_FLAG_FOLLOWS ? "arena" : "authority");
     print_states(out, "blocks", audit->blocks_unused, audit->blocks_by_state);
     print_states(out, "slots", audit->slots_unused, audit->slots_by_state);
     fprintf(out, "headers broken: %" PRIu64 "\nheaders of a later epoch: %" PRIu64 "\n",

@@ -34,7 +34,9 @@ MUST_USE enum err km_audit_read(const char *path, struct km_audit *ret_audit,
 bool km_audit_sound(
     const struct km_audit *audit); /* headers whole, free + cached + leased = total */
 /* Every committed block is part of a chain, once, every snapshot belongs to one, and their data
- * are what was committed, and every guard is whole: nobody wrote where he must not.  Beside a
+ * are what was committed, and every guard is whole: nobody wrote where he must not.  Of a rank
+ * above 0 only data and guards count: what its authority gave up may still stand there as
+ * committed.  Beside a
  * kvmgr that works, a change may be caught in the middle: look again then. */
 bool km_audit_chained(const struct km_audit *audit);
 void km_audit_print(FILE *out, const char *path, const struct km_audit *audit);

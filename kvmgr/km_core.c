@@ -353,8 +353,9 @@ static void core_attach(struct km_core *core, struct km_actions *actions,
         attach_refuse(core, actions, peer, m, ERR_INVALID);
         return;
     }
-    if (attach->rank != 0) { /* the others keep their rows by its block ids */
-        snprintf(core->text, sizeof(core->text), "rank %u of %u: only rank 0 leases blocks",
+    if (attach->rank != 0 || attach->block_count != 0) { /* the others have its block ids */
+        snprintf(core->text, sizeof(core->text),
+                 "rank %u of %u: only rank 0 leases blocks; the others need a kvmgr of role arena",
                  attach->rank, attach->ranks);
         attach_refuse(core, actions, peer, m, ERR_UNSUPPORTED);
         return;

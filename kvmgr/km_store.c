@@ -216,7 +216,7 @@ static enum err op_write(struct km_store *s, const struct km_store_item *it, uin
     uint32_t sealed = 0;
     if (km_arena_file_sealed(s->options.arena_fd, &s->layout, it->kind == KM_OBJECT_SNAPSHOT,
                              it->index, &sealed) != ERR_OK ||
-        (sealed != 0 && sealed != km_arena_sum(s->raw, raw_bytes)))
+        (sealed != 0 && sealed != kv_data_sum(s->raw, raw_bytes)))
         return ERR_CORRUPT;
     uint64_t bytes = object_pack(s, it, raw_bytes);
     TRY(write_file(s, path, bytes));

@@ -6,6 +6,7 @@
 #include "kvmgr/km_arena.h"
 #include "kvmgr/km_audit.h"
 #include "kvmgr/km_params.h"
+#include "kvmgr/km_rows_shell.h"
 #include "kvmgr/km_shell.h"
 #include "lib/base/check.h"
 #include "lib/base/log.h"
@@ -40,6 +41,8 @@ static enum err params_check(const void *params, struct err_detail *ret_faults)
     str_init(&faults, ERR_DETAIL_BYTES);
     dtype_check(&faults, "kv_dtype", p->kv_dtype, false);
     dtype_check(&faults, "index_dtype", p->index_dtype, true);
+    if (strcmp(p->role, "authority") != 0 && strcmp(p->role, "arena") != 0)
+        str_add_format(&faults, "role: %s: authority or arena\n", p->role);
     if (p->block_tokens % 4 != 0)
         str_add_format(&faults, "block_tokens: %u is no multiple of 4\n", p->block_tokens);
     if ((p->kv_store_dir[0] != '\0') != (p->kv_store_bytes != 0))
@@ -85,11 +88,35 @@ static int audit(const struct km_params *p)
     return km_audit_sound(&found) && km_audit_chained(&found) ? 0 : 1;
 }
 
+static void on_rows_stop(void *arg)
+{
+    loop_stop(arg);
+}
+
 static void on_stop(void *arg)
 {
     struct km_shell *const *shell = arg;
     if (*shell)
         km_shell_stop(*shell);
+}
+
+/* The memory of a rank above 0. */
+static int serve_rows(struct role *role)
+{
+    struct err_detail detail = {{0}};
+    role_begin(role);
+    struct loop *l = loop_create();
+    struct km_rows_shell *shell = NULL;
+    enum err e = km_rows_shell_create(l, role->params, &shell, &detail);
+    if (e != ERR_OK)
+        role_refuse(role, e, &detail);
+    loop_on_stop_signal(l, on_rows_stop, l);
+    loop_run(l);
+    log_info(KVMGR, "stopping", "");
+    km_rows_shell_destroy(&shell);
+    loop_destroy(&l);
+    role_end(role);
+    return 0;
 }
 
 static int serve(struct role *role)
@@ -128,5 +155,7 @@ int main(int argc, char **argv)
             argv[kept++] = argv[i];
     }
     role_load(&role, kept, argv);
-    return only_audit ? audit(&params) : serve(&role);
+    if (only_audit)
+        return audit(&params);
+    return strcmp(params.role, "arena") == 0 ? serve_rows(&role) : serve(&role);
 }

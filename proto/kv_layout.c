@@ -245,6 +245,29 @@ void kv_guard_fill(uint8_t *ret_guard, uint64_t count)
         ret_guard[i] = word[i % sizeof(word)];
 }
 
+uint32_t kv_data_sum_add(uint32_t sum, const uint8_t *piece, size_t count)
+{
+    CHECK(count > 0 && count <= KV_SUM_PIECE_BYTES);
+    struct hash128 h = hash_xxh3_once(piece, count);
+    return hash_crc32c(sum, &h, sizeof(h));
+}
+
+uint32_t kv_data_sum_end(uint32_t sum)
+{
+    return sum != 0 ? sum : 1;
+}
+
+uint32_t kv_data_sum(const uint8_t *bytes, uint64_t count)
+{
+    uint32_t sum = 0;
+    for (uint64_t at = 0; at < count; at += KV_SUM_PIECE_BYTES) {
+        uint64_t left = count - at;
+        sum = kv_data_sum_add(sum, bytes + at,
+                              left < KV_SUM_PIECE_BYTES ? (size_t)left : KV_SUM_PIECE_BYTES);
+    }
+    return kv_data_sum_end(sum);
+}
+
 void kv_superblock_seal(struct kv_superblock *s)
 {
     CHECK(s != NULL);

@@ -5,10 +5,12 @@
  * headers (64 bytes each, padded to 4096), block data (each block padded to 4096), slot data (each
  * padded to 4096).  What pads a block or slot is its guard: at least 64 bytes of a fixed pattern
  * from its first use on, which nobody may touch.  Little-endian, fixed offsets, STATIC_CHECKed.
- * kvmgr writes superblock, headers, guards; the worker writes block and slot data only. */
+ * kvmgr writes superblock, headers, guards; the worker writes block and slot data only, with
+ * KV_FLAG_FOLLOWS the headers too. */
 #ifndef PROTO_KV_LAYOUT_H
 #define PROTO_KV_LAYOUT_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "lib/base/err.h"
@@ -23,6 +25,9 @@
 #define KV_GUARD_BYTES_MAX  (KV_PAGE_BYTES + KV_GUARD_BYTES_MIN)
 #define KV_BLOCKS_MAX       ((1u << 23) - 1)
 #define KV_STATE_BYTES_MAX  (1ull << 34)
+/* In a superblock: of a rank above 0.  Its worker writes the headers; what is committed here may
+ * be given up by the authority already, so chains may have holes. */
+#define KV_FLAG_FOLLOWS 1u
 
 enum kv_dtype { KV_F32 = 1, KV_BF16 = 2, KV_FP8 = 3 };
 enum kv_block_state { KV_FREE = 0, KV_WRITING = 1, KV_COMMITTED = 2 };
@@ -82,7 +87,7 @@ struct kv_block_header {
     uint32_t epoch;
     uint64_t generation;
     uint32_t position; /* index of the block in its chain */
-    uint32_t data_crc; /* when COMMITTED, of its data with padding: km_arena_file_sum; 0 = none */
+    uint32_t data_crc; /* when COMMITTED, of its data with padding: kv_data_sum; 0 = none */
     uint32_t reserved;
     uint32_t crc; /* crc32c of the 60 bytes before it */
 };
@@ -109,6 +114,13 @@ static inline int64_t kv_lock_at(uint64_t incarnation)
 }
 
 void kv_guard_fill(uint8_t *ret_guard, uint64_t count);
+
+/* The sum in headers' data_crc: crc32c over the xxh3-128 of each 64 KiB; never 0, which means that
+ * there is none. */
+#define KV_SUM_PIECE_BYTES 65536u
+uint32_t kv_data_sum(const uint8_t *bytes, uint64_t count);
+uint32_t kv_data_sum_add(uint32_t sum, const uint8_t *piece, size_t count); /* begins with 0 */
+uint32_t kv_data_sum_end(uint32_t sum);
 
 void kv_superblock_seal(struct kv_superblock *s); /* fills crc */
 void kv_block_header_seal(struct kv_block_header *h);

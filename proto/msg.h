@@ -253,7 +253,10 @@ struct msg_kv_attach { /* also repeated after a kvmgr restart */
      * turn.  0, 1, 0: all rows. */
     uint32_t rank, ranks, interleave;
     struct hash128 model_fp;
-    uint32_t rows_ranks; /* workers of the group: above 1 some keep rows that no arena has */
+    uint32_t rows_ranks; /* workers of the group: above 1 there are rows outside this arena */
+    /* Of a rank above 0, to the kvmgr of its own node: what the authority's arena has.  0: lease
+     * blocks, as rank 0 does. */
+    uint32_t block_count, slot_count, block_tokens, kv_dtype, index_dtype;
 };
 struct msg_kv_attach_reply {
     uint32_t code;

@@ -232,6 +232,9 @@ static enum err attach_check(const struct msg *m, struct err_detail *detail)
         if (a->rank >= a->ranks)
             REFUSE("rank: %u of %u", a->rank, a->ranks);
         AT_MOST("state_bytes", a->state_bytes, KV_STATE_BYTES_MAX);
+        AT_MOST("block_count", a->block_count, KV_BLOCKS_MAX);
+        AT_MOST("kv_dtype", a->kv_dtype, KV_FP8);
+        AT_MOST("index_dtype", a->index_dtype, KV_FP8);
         return ERR_OK;
     }
     const struct msg_kv_attach_reply *r = &m->u.kv_attach_reply;

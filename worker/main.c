@@ -25,9 +25,9 @@ static const struct param wk_param_table[] = {
 
 /* Where a worker runs does not change what it computes. */
 static const char *const hash_skip[] = {
-    "run_dir",        "state_dir",    "redis",        "id",        "log_level",   "rank",
-    "group",          "groups",       "fabric_keys",  "rows_path", "cuda_device", "nccl_hca",
-    "nccl_interface", "nccl_library", "cuda_library", NULL};
+    "run_dir",  "state_dir",      "redis",        "id",           "log_level",
+    "rank",     "group",          "groups",       "fabric_keys",  "cuda_device",
+    "nccl_hca", "nccl_interface", "nccl_library", "cuda_library", NULL};
 
 static bool one_of(const char *value, const char *a, const char *b, const char *c)
 {

@@ -78,6 +78,9 @@ enum wk_action_type { WK_ACT_ROUTER = 1, WK_ACT_KVMGR, WK_ACT_DRAFTER, WK_ACT_RU
 struct wk_action {
     enum wk_action_type type;
     struct msg msg;
+    /* Of a KvCommit, for the other ranks: the blocks that it is of, the hash before the first. */
+    const uint32_t *blocks;
+    struct hash128 parent;
 };
 
 struct wk_actions {

@@ -130,17 +130,24 @@ void wk_core_kv_commit(struct wk_core *core, struct wk_seq *seq)
     uint32_t count = full - seq->kv.committed;
     if (!hashes_reach(core, seq, full))
         return; /* the next commit takes these blocks along */
-    const struct hash128 *hashes = hashes_copy(core, seq, seq->kv.committed, count);
-    if (hashes == NULL)
+    uint32_t first = seq->kv.committed;
+    const struct hash128 *hashes = hashes_copy(core, seq, first, count);
+    const uint32_t *blocks =
+        arena_copy(core->actions->arena, seq->kv.ids + first, count * sizeof *seq->kv.ids);
+    if (hashes == NULL || blocks == NULL)
         return;
     struct msg *m = wk_core_send(core, WK_ACT_KVMGR, MSG_KV_COMMIT, &seq->id);
     m->u.kv_commit = (struct msg_kv_commit){
         .lease = seq->kv.lease,
-        .first_block = seq->kv.committed,
+        .first_block = first,
         .token_count = seq->computed,
         .hash_count = count,
         .hashes = hashes,
     };
+    struct wk_action *action = &core->actions->items[core->actions->count - 1];
+    action->blocks = blocks;
+    if (first > 0)
+        action->parent = seq->kv.hashes[first - 1];
     seq->kv.committed = full;
 }
 

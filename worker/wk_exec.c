@@ -19,7 +19,7 @@
 #define RING_ITEMS    16u
 #define RING_BYTES    (4u << 20) /* encodings of past plans */
 
-enum order_type { ORDER_ATTACH = 1, ORDER_RUN, ORDER_TAPS, ORDER_END };
+enum order_type { ORDER_ATTACH = 1, ORDER_RUN, ORDER_TAPS, ORDER_SEAL, ORDER_END };
 
 struct order {
     enum order_type type;
@@ -27,17 +27,15 @@ struct order {
     struct model_kv kv;
     uint32_t epoch;
     struct wk_taps *taps;
+    const struct wk_seal *seals;
+    uint32_t seal_count;
 };
 
 /* ---- the thread ---- */
 
-static void news_push(struct wk_exec *x, enum wk_news_type type, const struct wk_result *result,
-                      const struct hash128 *memory)
+static void news_push(struct wk_exec *x, const struct wk_news *news)
 {
-    struct wk_news news = {.type = type, .result = result};
-    if (memory != NULL)
-        news.memory = *memory;
-    CHECK(ring_push(x->news, &news));
+    CHECK(ring_push(x->news, news));
     loop_wake(x->options.waker);
 }
 
@@ -159,10 +157,9 @@ static void attach(struct wk_exec *x, const struct order *order)
     wk_tables_blocks(x->tables, x->loaded.context_max / order->kv.block_tokens + 2);
     if (x->ranks == NULL)
         return;
-    struct hash128 memory;
-    if (wk_exec_shape_tell(x, &memory) != ERR_OK)
-        return;
-    news_push(x, WK_NEWS_ATTACHED, NULL, &memory);
+    struct wk_news news = {.type = WK_NEWS_ATTACHED};
+    if (wk_exec_shape_tell(x, &news.memory) == ERR_OK)
+        news_push(x, &news);
 }
 
 static void lead(struct wk_exec *x, bool good)
@@ -181,9 +178,12 @@ static void lead(struct wk_exec *x, bool good)
         } else if (order.type == ORDER_TAPS) {
             wk_taps_destroy(&x->taps_next);
             x->taps_next = order.taps;
+        } else if (order.type == ORDER_SEAL) {
+            enum err e = wk_exec_seal_tell(x, order.seals, order.seal_count);
+            news_push(x, &(struct wk_news){.type = WK_NEWS_SEALED, .status = e});
         } else {
             wk_exec_plan(x, order.plan);
-            news_push(x, WK_NEWS_DONE, &x->result, NULL);
+            news_push(x, &(struct wk_news){.type = WK_NEWS_DONE, .result = &x->result});
         }
     }
 }
@@ -197,7 +197,7 @@ static void *thread_main(void *arg)
     enum err e = load(x);
     if (e == ERR_CANCELLED)
         return NULL; /* ended while waiting for the other ranks */
-    news_push(x, e == ERR_OK ? WK_NEWS_LOADED : WK_NEWS_FAILED, NULL, NULL);
+    news_push(x, &(struct wk_news){.type = e == ERR_OK ? WK_NEWS_LOADED : WK_NEWS_FAILED});
     if (!x->follows || e != ERR_OK)
         lead(x, e == ERR_OK);
     else
@@ -234,7 +234,7 @@ static void order_push(struct wk_exec *x, const struct order *order)
     CHECK(sem_post(&x->wake) == 0);
 }
 
-/* Plans come one at a time and there is one end: the other half of the ring is theirs. */
+/* Plans and seals come one at a time and there is one end: the other half of the ring is theirs. */
 static bool orders_full(const struct wk_exec *x)
 {
     return ring_count(x->orders) >= RING_ITEMS / 2;
@@ -335,4 +335,11 @@ void wk_exec_run(struct wk_exec *x, const struct wk_plan *plan)
 {
     CHECK_OBJ(x, WK_EXEC_MAGIC);
     order_push(x, &(struct order){.type = ORDER_RUN, .plan = plan});
+}
+
+void wk_exec_seal(struct wk_exec *x, const struct wk_seal *seals, uint32_t count)
+{
+    CHECK_OBJ(x, WK_EXEC_MAGIC);
+    CHECK(x->options.ranks != NULL && count > 0);
+    order_push(x, &(struct order){.type = ORDER_SEAL, .seals = seals, .seal_count = count});
 }

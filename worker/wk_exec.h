@@ -23,6 +23,8 @@ struct dflash;
 struct wk_taps;
 struct wk_exec;
 struct wk_ranks;
+struct wk_rows;
+struct wk_seal;
 
 struct wk_exec_options {
     const char *directory; /* of the model; borrowed */
@@ -35,9 +37,10 @@ struct wk_exec_options {
     bool mtp;             /* load the MTP layer; with ranks never */
     enum mtp_recycle mtp_recycle;
     uint64_t mtp_tokens;
-    const char *tap_fc; /* drafter weights whose fc is applied to taps; NULL or "" = none */
+    const char *tap_fc;     /* drafter weights whose fc is applied to taps; NULL or "" = none */
     uint32_t group;         /* no rank of another one joins */
     struct wk_ranks *ranks; /* NULL = this worker holds the whole model; borrowed */
+    struct wk_rows *rows;   /* of a rank above 0: its cache memory; borrowed */
     const char *dump_path;  /* with ranks: the last plans go there when the group is lost */
     struct loop_waker *waker;
 };
@@ -54,11 +57,18 @@ struct wk_loaded {
     uint64_t load_us;
 };
 
-enum wk_news_type { WK_NEWS_LOADED = 1, WK_NEWS_FAILED, WK_NEWS_DONE, WK_NEWS_ATTACHED };
+enum wk_news_type {
+    WK_NEWS_LOADED = 1,
+    WK_NEWS_FAILED,
+    WK_NEWS_DONE,
+    WK_NEWS_ATTACHED,
+    WK_NEWS_SEALED
+};
 struct wk_news {
     enum wk_news_type type;
     const struct wk_result *result; /* DONE: valid until the next wk_exec_run */
     struct hash128 memory; /* ATTACHED: of the other ranks' cache memory; another one, other rows */
+    enum err status;       /* SEALED: whether all ranks have done it */
 };
 
 /* Starts the thread, which loads the model at once. */
@@ -84,6 +94,9 @@ bool wk_exec_grouped(const struct wk_exec *x);   /* all ranks are there; a chang
 /* Hands a tap ring over; it is written to from the next batch that begins with none paused.
  * ERR_BUSY, and the ring is still the caller's: too many wait for the device thread. */
 MUST_USE enum err wk_exec_taps(struct wk_exec *x, struct wk_taps **taps_p);
+/* Rank 0 of several: hands over, until WK_NEWS_SEALED, what the other ranks are to mark as
+ * committed after all plans before it; one at a time. */
+void wk_exec_seal(struct wk_exec *x, const struct wk_seal *seals, uint32_t count);
 /* Hands the plan over until its WK_NEWS_DONE. */
 void wk_exec_run(struct wk_exec *x, const struct wk_plan *plan);
 

@@ -211,6 +211,17 @@ enum err wk_exec_shape_tell(struct wk_exec *x, struct hash128 *ret_memory)
     }
 }
 
+enum err wk_exec_seal_tell(struct wk_exec *x, const struct wk_seal *seals, uint32_t count)
+{
+    struct err_detail detail = {{0}};
+    if (!wk_ranks_formed(x->ranks))
+        return ERR_CLOSED; /* with the group went what was to be kept */
+    enum err e = wk_ranks_tell_seals(x->ranks, seals, count, &detail);
+    if (e != ERR_OK)
+        wk_exec_group_lost(x, e, detail.text);
+    return e;
+}
+
 static struct wk_plan_limits heard_limits(const struct wk_exec *x)
 {
     return (struct wk_plan_limits){

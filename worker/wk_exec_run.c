@@ -85,6 +85,21 @@ static void state_copy(struct wk_exec *x, uint32_t to, uint32_t from)
            x->loaded.info->state_bytes);
 }
 
+/* A rank above 0: what the plan's rows go into is no longer what it was committed as. */
+static void rows_mark(struct wk_exec *x, const struct wk_plan_seq *s)
+{
+    struct wk_rows *rows = x->options.rows;
+    const struct wk_entry *e = wk_tables_at(x->tables, s->entry);
+    uint32_t first = s->position_start / x->kv.block_tokens;
+    if (rows == NULL)
+        return;
+    wk_rows_write_slot(rows, s->state_slot, false);
+    if (s->snapshot)
+        wk_rows_write_slot(rows, s->snapshot_slot, true);
+    for (uint32_t i = first; i * x->kv.block_tokens < s->position_start + s->row_count; i++)
+        wk_rows_write_block(rows, e->blocks[i]);
+}
+
 static void prefill_begin(struct wk_exec *x, const struct wk_plan *p)
 {
     CHECK(x->batch.row_count == 0);
@@ -95,6 +110,7 @@ static void prefill_begin(struct wk_exec *x, const struct wk_plan *p)
         x->batch_seqs[i] = model_seq_of(x, s);
         x->batch_entries[i] = s->entry;
         x->batch_snapshots[i] = s->snapshot ? s->snapshot_slot : WK_NONE;
+        rows_mark(x, s);
         if (s->restore)
             state_copy(x, s->state_slot, s->restore_slot);
         wk_tables_add(x->tables, s->entry, p->ids + s->ids_at, s->row_count);
@@ -208,6 +224,7 @@ static enum err run_decode(struct wk_exec *x, const struct wk_plan *p)
         const struct wk_plan_seq *s = &p->seqs[i];
         CHECK(s->logits_from == 0);
         x->seqs[i] = model_seq_of(x, s);
+        rows_mark(x, s);
         wk_tables_add(x->tables, s->entry, s->final_ids, s->final_count);
     }
     model_begin(x->decode_cursor, &x->kv, &batch);

@@ -16,6 +16,7 @@
 #include "worker/wk_exec_tables.h"
 #include "worker/wk_plan_dump.h"
 #include "worker/wk_ranks.h"
+#include "worker/wk_rows.h"
 
 struct wk_exec {
     uint32_t magic;
@@ -86,6 +87,8 @@ void wk_exec_batch_drop(struct wk_exec *x); /* the paused prefill batch, if any 
 MUST_USE enum err wk_exec_group_begin(struct wk_exec *x);
 /* Rank 0: tells the others of the cache memory in x->kv. */
 MUST_USE enum err wk_exec_shape_tell(struct wk_exec *x, struct hash128 *ret_memory);
+/* Rank 0: all ranks have marked as committed what it names; else the group is lost. */
+MUST_USE enum err wk_exec_seal_tell(struct wk_exec *x, const struct wk_seal *seals, uint32_t count);
 /* Other ranks: one order of rank 0, or the group formed anew. */
 void wk_exec_follow(struct wk_exec *x);
 /* text NULL = what the fabric says. */

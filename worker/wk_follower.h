@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* worker/wk_follower.h - the process of a rank above 0: a device thread, its status, nothing else.
+/* worker/wk_follower.h - the process of a rank above 0: a device thread, its status, and the kvmgr
+ * of its own node, which has its memory.
  *
- * Loop thread.  Has no router, no kvmgr and no drafter: rank 0 speaks with them for the group. */
+ * Loop thread.  Has no router and no drafter: rank 0 speaks with them for the group. */
 #ifndef WORKER_WK_FOLLOWER_H
 #define WORKER_WK_FOLLOWER_H
 

@@ -52,29 +52,21 @@ uint32_t wk_params_interleave(const struct wk_params *p)
     return p->dcp > 1 ? p->interleave : 0;
 }
 
-enum err wk_params_rows_path(const struct wk_params *p, char ret_path[HOST_PATH_BYTES],
-                             struct err_detail *detail)
+uint32_t wk_params_kvmgr(const struct wk_params *p)
 {
-    char suffix[32];
-    if (p->rows_path[0] != '\0') {
-        snprintf(ret_path, HOST_PATH_BYTES, "%s", p->rows_path);
-        return ERR_OK;
-    }
-    snprintf(suffix, sizeof suffix, "-worker-%u.rows", p->id);
-    return host_memory_path(p->cluster, p->run_dir, suffix, ret_path, detail);
+    return p->group + p->rank * p->groups;
 }
 
-enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,
-                         struct err_detail *detail)
+enum err wk_params_ranks(const struct wk_params *p, struct wk_rows *rows,
+                         struct wk_ranks **ret_ranks, struct err_detail *detail)
 {
-    char path[PARAM_STR_BYTES + 32], memory[HOST_PATH_BYTES];
+    char path[PARAM_STR_BYTES + 32];
     struct wk_ranks_options o = {.rank = p->rank,
                                  .ranks = p->ranks,
                                  .path = path,
                                  .nodes = wk_params_tcp(p) ? p->fabric_nodes : "",
                                  .keys = p->fabric_keys,
-                                 .memory = memory,
-                                 .boot = host_boot(),
+                                 .rows = rows,
                                  .deadline_ms = p->fabric_deadline_ms,
                                  .silence_ms = p->fabric_silence_ms,
                                  .interleave = wk_params_interleave(p),
@@ -93,6 +85,5 @@ enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,
     int at = snprintf(path, sizeof path, "%s/fabric", p->run_dir);
     if (p->group > 0)
         snprintf(path + at, sizeof path - (size_t)at, "-%u", p->group);
-    TRY(wk_params_rows_path(p, memory, detail));
     return wk_ranks_create(&o, ret_ranks, detail);
 }

@@ -4,7 +4,6 @@
 #ifndef WORKER_WK_PARAMS_H
 #define WORKER_WK_PARAMS_H
 
-#include "lib/base/host.h"
 #include "lib/base/params.h"
 
 struct wk_params {
@@ -16,6 +15,7 @@ struct wk_params {
 
 struct wk_exec_options;
 struct wk_ranks;
+struct wk_rows;
 
 bool wk_params_mtp(const struct wk_params *p); /* whether the MTP layer is to be loaded */
 /* Whether ranks meet at the addresses of fabric_nodes, else in a file of this host. */
@@ -24,11 +24,11 @@ bool wk_params_tcp(const struct wk_params *p);
 struct wk_exec_options wk_params_exec(const struct wk_params *p);
 /* Positions in turn with context sharding, else 0. */
 uint32_t wk_params_interleave(const struct wk_params *p);
-/* Of a rank above 0: rows_path, or a file of its own in /dev/shm. */
-MUST_USE enum err wk_params_rows_path(const struct wk_params *p, char ret_path[HOST_PATH_BYTES],
-                                      struct err_detail *detail);
-/* Only with ranks > 1. */
-MUST_USE enum err wk_params_ranks(const struct wk_params *p, struct wk_ranks **ret_ranks,
-                                  struct err_detail *detail);
+/* The id of the kvmgr that this worker works with: rank 0 with the group's authority, another with
+ * the one of role arena that is its own. */
+uint32_t wk_params_kvmgr(const struct wk_params *p);
+/* Only with ranks > 1.  rows: of a rank above 0, borrowed; else NULL. */
+MUST_USE enum err wk_params_ranks(const struct wk_params *p, struct wk_rows *rows,
+                                  struct wk_ranks **ret_ranks, struct err_detail *detail);
 
 #endif

@@ -1,21 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/wk_ranks.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
 
 #include "lib/base/check.h"
 #include "lib/base/log.h"
 #include "lib/base/mem.h"
-#include "lib/base/rng.h"
 #include "lib/net/keys.h"
 #include "lib/net/peers.h"
 #include "worker/wk_agree.h"
@@ -25,21 +17,16 @@
 #include "worker/wk_link_tcp.h"
 #include "worker/wk_nccl_host.h"
 #include "worker/wk_plan.h"
+#include "worker/wk_rows.h"
 
-#define RANKS_MAGIC       0x574b5253u
-#define MEMORY_MAGIC      0x334d5254u /* "TRM3" */
-#define MEMORY_HEAD_BYTES 4096u
-#define MESSAGE_BYTES     16384u /* the quickest of those measured, for an exchange of 64 KiB */
-#define SPIN_US           50u
-#define JOIN_WAIT_MS      500u
-#define TALE_BYTES_MAX    (16u << 20)
+#define RANKS_MAGIC    0x574b5253u
+#define MESSAGE_BYTES  16384u /* the quickest of those measured, for an exchange of 64 KiB */
+#define SPIN_US        50u
+#define JOIN_WAIT_MS   500u
+#define TALE_BYTES_MAX (16u << 20)
 
-struct memory_head {
-    uint32_t magic, boot;
-    uint64_t incarnation;
-    uint32_t block_count, slot_count;
-    struct hash128 layout_fp, settings;
-};
+STATIC_CHECK(sizeof(struct wk_seal) == 48);
+STATIC_CHECK(WK_RANKS_SEALS_MAX * sizeof(struct wk_seal) < TALE_BYTES_MAX);
 
 /* Before every tale. */
 struct tale {
@@ -50,17 +37,13 @@ struct tale {
 struct wk_ranks {
     uint32_t magic;
     struct wk_ranks_options options; /* its texts: below, or gone after create */
-    char memory_path[512];
     char addresses[PEERS_MAX][96];
     struct wk_local *local;
     struct wk_link link; /* until the fabric takes it */
     struct wk_paths paths;
     struct wk_nccl_table nccl;
     struct hash128 settings;
-    uint8_t *tale; /* [TALE_BYTES_MAX] */
-    uint8_t *memory;
-    uint64_t memory_bytes;
-    int memory_fd;                 /* holds the lock on the file while it is mapped */
+    uint8_t *tale;                 /* [TALE_BYTES_MAX] */
     struct wk_agree_epochs epochs; /* of the shape that holds */
 };
 
@@ -126,8 +109,6 @@ enum err wk_ranks_create(const struct wk_ranks_options *options, struct wk_ranks
     struct wk_ranks *r = mem_take(sizeof *r);
     r->magic = RANKS_MAGIC;
     r->options = *options;
-    snprintf(r->memory_path, sizeof r->memory_path, "%s",
-             options->memory != NULL ? options->memory : "");
     r->tale = mem_take(TALE_BYTES_MAX);
     enum err e = options->nccl ? nccl_open(r, detail) : ERR_OK;
     if (e == ERR_OK)
@@ -140,15 +121,6 @@ enum err wk_ranks_create(const struct wk_ranks_options *options, struct wk_ranks
     return ERR_OK;
 }
 
-static void memory_unmap(struct wk_ranks *r)
-{
-    if (r->memory == NULL)
-        return;
-    munmap(r->memory, r->memory_bytes);
-    close(r->memory_fd);
-    r->memory = NULL;
-}
-
 void wk_ranks_destroy(struct wk_ranks **r_p)
 {
     struct wk_ranks *r = *r_p;
@@ -159,7 +131,6 @@ void wk_ranks_destroy(struct wk_ranks **r_p)
     wk_fabric_destroy(&r->paths.fabric);
     wk_link_destroy(&r->link);
     wk_local_close(&r->local);
-    memory_unmap(r);
     mem_give(r->tale);
     r->magic = 0;
     mem_give(r);
@@ -277,18 +248,19 @@ static enum err tell(struct wk_ranks *r, enum wk_order order, const void *bytes,
 
 /* What a rank shows of its memory. */
 struct memory_show {
-    uint64_t incarnation; /* 0: it refuses the shape (rank 0 has no memory of its own here) */
+    struct wk_rows_identity
+        memory; /* 0: it refuses the shape (rank 0 has no memory of its own here) */
     struct err_detail why;
 };
 
 static enum err memories_gather(struct wk_ranks *r, uint32_t epoch, const struct err_detail *why,
                                 struct hash128 *ret_memory, struct err_detail *detail)
 {
-    const struct memory_head *head = (const struct memory_head *)(const void *)r->memory;
     struct memory_show own = {.why = *why}, all[WK_RANKS_MAX];
-    uint64_t incarnations[WK_RANKS_MAX] = {0};
-    if (head != NULL)
-        own.incarnation = head->incarnation;
+    struct wk_rows_identity memories[WK_RANKS_MAX];
+    memset(memories, 0, sizeof memories);
+    if (r->options.rows != NULL)
+        own.memory = wk_rows_identity(r->options.rows);
     enum err e = wk_all_gather(r->paths.fabric, &own, sizeof own, all);
     if (e != ERR_OK) {
         wk_fabric_fault(r->paths.fabric, detail);
@@ -296,14 +268,14 @@ static enum err memories_gather(struct wk_ranks *r, uint32_t epoch, const struct
     }
     for (uint32_t rank = 1; rank < r->options.ranks; rank++) {
         all[rank].why.text[sizeof all[rank].why.text - 1] = '\0';
-        incarnations[rank] = all[rank].incarnation;
-        if (incarnations[rank] != 0)
+        memories[rank] = all[rank].memory;
+        if (memories[rank].incarnation != 0)
             continue;
         wk_fabric_leave(r->paths.fabric);
         return err_set(detail, ERR_UNSUPPORTED, "rank %u refuses the shape of its memory: %.400s",
                        rank, all[rank].why.text);
     }
-    *ret_memory = hash_xxh3_once(incarnations, r->options.ranks * sizeof *incarnations);
+    *ret_memory = hash_xxh3_once(memories, r->options.ranks * sizeof *memories);
     uint32_t others;
     memcpy(&others, ret_memory->bytes, sizeof others);
     r->epochs = r->options.rank == 0 ? (struct wk_agree_epochs){epoch, others}
@@ -342,6 +314,22 @@ enum err wk_ranks_tell_plan(struct wk_ranks *r, const struct wk_plan *plan, enum
     return wk_agree_step(r->paths.fabric, plan, plan->step, &r->epochs, own, detail);
 }
 
+enum err wk_ranks_tell_seals(struct wk_ranks *r, const struct wk_seal *seals, uint32_t count,
+                             struct err_detail *detail)
+{
+    CHECK_OBJ(r, RANKS_MAGIC);
+    CHECK(count > 0 && count <= WK_RANKS_SEALS_MAX);
+    enum err e = tell(r, WK_ORDER_SEAL, seals, count * sizeof *seals);
+    if (e != ERR_OK) {
+        wk_fabric_fault(r->paths.fabric, detail);
+        return e;
+    }
+    e = wk_ranks_verdict(r, ERR_OK, detail);
+    if (e != ERR_OK)
+        wk_fabric_leave(r->paths.fabric);
+    return e;
+}
+
 /* ---- ranks above 0 ---- */
 
 /* Numbers alone come from rank 0, and what they lead to is computed here. */
@@ -370,119 +358,14 @@ static enum err shape_layout(const struct wk_ranks_shape *s, const struct kv_geo
     return e == ERR_OK ? e : err_set(detail, e, "shape of rank 0: %.200s", why.text);
 }
 
-/* After a hard stop of the host a file holds any mixture of old and new pages. */
-static bool memory_fits(const struct wk_ranks *r, const struct memory_head *have,
-                        const struct memory_head *need)
-{
-    return have->magic == need->magic && have->boot == need->boot && need->boot != 0 &&
-           have->block_count == need->block_count && have->slot_count == need->slot_count &&
-           have->incarnation != 0 &&
-           memcmp(&have->layout_fp, &need->layout_fp, sizeof have->layout_fp) == 0 &&
-           memcmp(&have->settings, &r->settings, sizeof r->settings) == 0;
-}
-
-static enum err memory_open(const char *path, int *ret_fd, struct stat *ret_st,
-                            struct err_detail *detail)
-{
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0)
-        return err_set(detail, ERR_IO, "%s: %s", path, strerror(errno));
-    enum err e = ERR_OK;
-    if (fstat(fd, ret_st) != 0 || !S_ISREG(ret_st->st_mode))
-        e = err_set(detail, ERR_IO, "%s: not a regular file", path);
-    else if (flock(fd, LOCK_EX | LOCK_NB) != 0)
-        e = err_set(detail, ERR_BUSY, "%s: another worker has it: each rank needs a rows_path",
-                    path);
-    if (e != ERR_OK)
-        close(fd);
-    else
-        *ret_fd = fd;
-    return e;
-}
-
-/* Pages are taken when they are first used: what does not fit would end in SIGBUS then. */
-static enum err memory_room(int fd, const char *path, uint64_t bytes, struct err_detail *detail)
-{
-    struct stat st;
-    struct statvfs fs;
-    if (fstat(fd, &st) != 0 || fstatvfs(fd, &fs) != 0)
-        return err_set(detail, ERR_IO, "%s: %s", path, strerror(errno));
-    uint64_t taken = (uint64_t)st.st_blocks * 512, left = (uint64_t)fs.f_bavail * fs.f_frsize;
-    uint64_t missing = taken < bytes ? bytes - taken : 0;
-    if (missing > left)
-        return err_set(detail, ERR_NOMEM,
-                       "%s: cache rows need %" PRIu64 " bytes more, %" PRIu64 " are free: lower "
-                       "kvmgr.arena_bytes or choose another rows_path",
-                       path, missing, left);
-    return ERR_OK;
-}
-
-/* The file of an earlier life if it is of this shape, these weights and this start of the host,
- * else a new one. */
-static enum err memory_map(struct wk_ranks *r, struct memory_head *need, uint64_t bytes,
-                           struct err_detail *detail)
-{
-    const char *path = r->memory_path;
-    struct stat st;
-    struct memory_head have = {0};
-    int fd = -1;
-    TRY(memory_open(path, &fd, &st, detail));
-    bool kept = (uint64_t)st.st_size == bytes &&
-                pread(fd, &have, sizeof have, 0) == (ssize_t)sizeof have &&
-                memory_fits(r, &have, need);
-    enum err e = ERR_OK;
-    if (!kept && ftruncate(fd, 0) != 0)
-        e = err_set(detail, ERR_IO, "%s: %s", path, strerror(errno));
-    if (e == ERR_OK)
-        e = memory_room(fd, path, bytes, detail);
-    if (e == ERR_OK && !kept && ftruncate(fd, (off_t)bytes) != 0)
-        e = err_set(detail, ERR_NOMEM, "%s: %s", path, strerror(errno));
-    void *at = MAP_FAILED;
-    if (e == ERR_OK)
-        at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (e == ERR_OK && at == MAP_FAILED)
-        e = err_set(detail, ERR_NOMEM, "%s: %s", path, strerror(errno));
-    if (e != ERR_OK) {
-        close(fd);
-        return e;
-    }
-    r->memory = at;
-    r->memory_bytes = bytes;
-    r->memory_fd = fd;
-    if (!kept) {
-        need->settings = r->settings;
-        rng_system(&need->incarnation, sizeof need->incarnation);
-        memcpy(r->memory, need, sizeof *need);
-    }
-    return ERR_OK;
-}
-
 static enum err shape_take(struct wk_ranks *r, const struct wk_ranks_hear *want,
                            struct wk_ranks_heard *h, struct err_detail *detail)
 {
     struct kv_layout l;
-    memory_unmap(r);
+    wk_rows_close(r->options.rows);
     TRY(shape_layout(&h->shape, want->geometry, &l, detail));
-    struct memory_head need = {.magic = MEMORY_MAGIC,
-                               .boot = r->options.boot,
-                               .block_count = l.block_count,
-                               .slot_count = l.slot_count,
-                               .layout_fp = l.layout_fp};
-    uint64_t blocks_bytes = l.block_count * l.block_bytes;
-    uint64_t bytes = MEMORY_HEAD_BYTES + blocks_bytes + l.slot_count * l.slot_bytes;
-    TRY(memory_map(r, &need, bytes, detail));
-    h->kv = (struct model_kv){.blocks = r->memory + MEMORY_HEAD_BYTES,
-                              .block_stride = l.block_bytes,
-                              .layer_stride = l.layer_stride,
-                              .index_offset = l.index_offset,
-                              .block_tokens = l.geometry.block_tokens,
-                              .block_count = l.block_count,
-                              .slots = r->memory + MEMORY_HEAD_BYTES + blocks_bytes,
-                              .slot_stride = l.slot_bytes,
-                              .slot_count = l.slot_count,
-                              .kv_type = (enum kv_row)(l.geometry.kv_dtype - KV_F32),
-                              .index_type = (enum kv_row)(l.geometry.index_dtype - KV_F32)};
-    return ERR_OK;
+    return wk_rows_open(r->options.rows, &l, &r->settings, r->options.deadline_ms / 2, &h->kv,
+                        detail);
 }
 
 /* What we think of it is shown to all, so that rank 0 can say why it does not serve. */
@@ -501,10 +384,10 @@ static enum err shape_judge(struct wk_ranks *r, const struct wk_ranks_hear *want
     return own;
 }
 
-static enum err plan_judge(const struct wk_ranks_hear *want, const uint8_t *bytes, size_t count,
-                           struct err_detail *detail)
+static enum err plan_judge(const struct wk_ranks *r, const struct wk_ranks_hear *want,
+                           const uint8_t *bytes, size_t count, struct err_detail *detail)
 {
-    if (want->plan == NULL)
+    if (want->plan == NULL || wk_rows_identity(r->options.rows).incarnation == 0)
         return err_set(detail, ERR_INVALID, "a plan before any shape");
     TRY(wk_plan_decode(bytes, count, want->limits, want->plan, detail));
     TRY(wk_plan_admit(want->plan, want->step_last, want->epoch, detail));
@@ -515,12 +398,33 @@ static enum err plan_take(struct wk_ranks *r, const struct wk_ranks_hear *want,
                           const uint8_t *bytes, size_t count, struct err_detail *detail)
 {
     struct err_detail why = {{0}};
-    enum err own = plan_judge(want, bytes, count, &why);
+    enum err own = plan_judge(r, want, bytes, count, &why);
     uint64_t step = own == ERR_OK ? want->plan->step : want->step_last + 1;
     enum err e = wk_agree_step(r->paths.fabric, own == ERR_OK ? want->plan : NULL, step, &r->epochs,
                                own, detail);
     if (own != ERR_OK && detail != NULL)
         *detail = why; /* what was wrong with it here says more */
+    return e;
+}
+
+/* Rank 0 tells the authority only of what all have sealed. */
+static enum err seals_take(struct wk_ranks *r, const uint8_t *bytes, size_t count,
+                           struct err_detail *detail)
+{
+    struct err_detail why = {{0}};
+    struct wk_seal seal;
+    enum err own = ERR_OK;
+    if (count == 0 || count % sizeof seal != 0)
+        own = err_set(&why, ERR_INVALID, "seals of %zu bytes", count);
+    for (size_t at = 0; at < count && own == ERR_OK; at += sizeof seal) {
+        memcpy(&seal, bytes + at, sizeof seal);
+        own = wk_rows_seal(r->options.rows, &seal, 1, &why);
+    }
+    if (own != ERR_OK && detail != NULL)
+        *detail = why;
+    enum err e = wk_ranks_verdict(r, own, detail);
+    if (e != ERR_OK)
+        wk_fabric_leave(r->paths.fabric);
     return e;
 }
 
@@ -531,6 +435,11 @@ enum err wk_ranks_hear(struct wk_ranks *r, const struct wk_ranks_hear *want, uin
     size_t count = 0;
     struct tale head = {0};
     struct wk_ranks_heard heard = {.order = WK_ORDER_NONE};
+    if (wk_rows_lost(r->options.rows)) { /* with the next shape it is asked again */
+        wk_rows_close(r->options.rows);
+        wk_fabric_leave(r->paths.fabric);
+        return err_set(detail, ERR_CLOSED, "the kvmgr of this rank was restarted");
+    }
     enum err e = wk_hear(r->paths.fabric, r->tale, TALE_BYTES_MAX, &count, wait_ms);
     ret_heard->order = WK_ORDER_NONE;
     if (e == ERR_BUSY)
@@ -543,6 +452,8 @@ enum err wk_ranks_hear(struct wk_ranks *r, const struct wk_ranks_hear *want, uin
         memcpy(&head, r->tale, sizeof head);
     if (head.order == WK_ORDER_PLAN) {
         TRY(plan_take(r, want, r->tale + sizeof head, count - sizeof head, detail));
+    } else if (head.order == WK_ORDER_SEAL) {
+        TRY(seals_take(r, r->tale + sizeof head, count - sizeof head, detail));
     } else if (head.order == WK_ORDER_SHAPE && count == sizeof head + sizeof heard.shape) {
         memcpy(&heard.shape, r->tale + sizeof head, sizeof heard.shape);
         bool refused = false;

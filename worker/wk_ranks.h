@@ -2,10 +2,9 @@
 /* worker/wk_ranks.h - this worker as one rank of a group: forming it, telling and hearing orders.
  *
  * Owner: the device thread.  Rank 0 leads: it tells the others which cache shape holds and which
- * plan is next, and all agree on the plan before it begins.  A rank above 0 has cache memory of
- * its own, in a file that outlives it but not the host's start; its incarnation tells whether the
- * rows that rank 0 knows of are still there.  Only what is needed at start is allocated, and the
- * file on a new shape. */
+ * plan is next, and all agree on the plan before it begins.  A rank above 0 has the cache memory
+ * of its own node's kvmgr (wk_rows.h), whose identity tells whether the rows that rank 0 knows of
+ * are still there.  Only what is needed at start is allocated. */
 #ifndef WORKER_WK_RANKS_H
 #define WORKER_WK_RANKS_H
 
@@ -23,14 +22,15 @@
 struct wk_fabric;
 struct wk_plan;
 struct wk_ranks;
+struct wk_rows;
+struct wk_seal;
 
 struct wk_ranks_options {
     uint32_t rank, ranks;
-    const char *path;   /* of one host: the shared file */
-    const char *nodes;  /* over tcp: HOST:PORT of every rank, by commas; "": one host */
-    const char *keys;   /* tcp: file of lib/net/keys.h; "": in the clear */
-    const char *memory; /* ranks above 0: file of the cache rows */
-    uint32_t boot; /* of the host: rows from under another are gone; 0 = unknown: none are kept */
+    const char *path;     /* of one host: the shared file */
+    const char *nodes;    /* over tcp: HOST:PORT of every rank, by commas; "": one host */
+    const char *keys;     /* tcp: file of lib/net/keys.h; "": in the clear */
+    struct wk_rows *rows; /* ranks above 0: the cache memory; borrowed */
     enum shard_moe moe;
     uint32_t deadline_ms, silence_ms;
     uint32_t interleave;           /* of cache rows by position; 0: every rank keeps all of them */
@@ -85,7 +85,12 @@ MUST_USE enum err wk_ranks_tell_plan(struct wk_ranks *r, const struct wk_plan *p
  * ranks have the same pair once a shape is told, and show it with every plan. */
 struct wk_agree_epochs wk_ranks_epochs(const struct wk_ranks *r);
 
-enum wk_order { WK_ORDER_NONE, WK_ORDER_SHAPE, WK_ORDER_PLAN };
+/* Rank 0: what all are to mark as committed; ERR_OK once all have. */
+#define WK_RANKS_SEALS_MAX 65536u
+MUST_USE enum err wk_ranks_tell_seals(struct wk_ranks *r, const struct wk_seal *seals,
+                                      uint32_t count, struct err_detail *detail);
+
+enum wk_order { WK_ORDER_NONE, WK_ORDER_SHAPE, WK_ORDER_PLAN, WK_ORDER_SEAL };
 
 /* Ranks above 0.  geometry: of this rank's model and its share of the rows (rank, ranks and
  * interleave with context sharding, else 0, 1, any), which the shape must fit.  A plan is decoded,

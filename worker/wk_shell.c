@@ -73,19 +73,21 @@ static void carry_out(struct wk_shell *s)
             wk_shell_send(s, WK_ROUTER, &a->msg);
             break;
         case WK_ACT_KVMGR:
-            wk_shell_send(s, WK_KVMGR, &a->msg);
+            wk_shell_hold(s, a);
             break;
         case WK_ACT_DRAFTER:
             wk_shell_send(s, WK_DRAFTER, &a->msg);
             break;
         case WK_ACT_RUN:
             CHECK(!s->busy);
+            wk_shell_hold_pump(s); /* before the device thread is taken again */
             s->busy = true;
             s->run_us = loop_now_us(s->loop);
             wk_exec_run(s->exec, s->actions.plan);
             break;
         }
     }
+    wk_shell_hold_pump(s);
 }
 
 /* kvmgr gives up on a worker that was silent for so long: what we held is not ours any more.  Until
@@ -100,10 +102,18 @@ static void pause_check(struct wk_shell *s)
         wk_shell_kv_lost(s, "this process stood still");
 }
 
+static void stopped_check(struct wk_shell *s)
+{
+    if (s->stopping && wk_core_stopped(s->core) && wk_shell_hold_empty(s))
+        loop_stop(s->loop);
+}
+
 void wk_shell_step(struct wk_shell *s, struct wk_event *event)
 {
     CHECK(s->core != NULL);
     pause_check(s);
+    if (s->hold.spoilt && s->kv.attached)
+        wk_shell_kv_lost(s, "too much to seal at once");
     event->now_us = loop_now_us(s->loop);
     event->now_unix_us = clock_unix_us();
     arena_reset(&s->arena_core);
@@ -119,8 +129,7 @@ void wk_shell_step(struct wk_shell *s, struct wk_event *event)
     if (event->type != WK_EV_KV_ATTACHED && event->type != WK_EV_KV_DETACHED)
         wk_shell_kv_settle(s);
     wk_shell_publish(s, false);
-    if (s->stopping && wk_core_stopped(s->core))
-        loop_stop(s->loop);
+    stopped_check(s);
 }
 
 static bool decode(struct wk_shell *s, enum wk_peer from, const struct bus_frame *frames,
@@ -312,6 +321,9 @@ static void on_news(void *arg)
             wk_shell_step(s, &event);
         } else if (news.type == WK_NEWS_ATTACHED) {
             wk_shell_kv_formed(s, &news.memory);
+        } else if (news.type == WK_NEWS_SEALED) {
+            wk_shell_hold_sealed(s, news.status);
+            stopped_check(s);
         } else if (news.type == WK_NEWS_LOADED) {
             wk_exec_progress(s->exec, &s->load_bytes, &(uint64_t){0});
             on_loaded(s);
@@ -404,6 +416,7 @@ enum err wk_shell_create(struct loop *l, const struct wk_params *params, const c
     arena_init(&s->arena_in, ARENA_BYTES, ARENA_BYTES_MAX);
     arena_init(&s->arena_out, ARENA_BYTES, ARENA_BYTES_MAX);
     arena_init(&s->arena_core, ARENA_BYTES, ARENA_BYTES_MAX);
+    wk_shell_hold_init(s);
     s->beat = loop_timer_create(l, on_beat, s);
     s->wake = loop_timer_create(l, on_wake, s);
     s->progress = loop_timer_create(l, on_progress, s);
@@ -416,7 +429,7 @@ enum err wk_shell_create(struct loop *l, const struct wk_params *params, const c
         e = connect_all(s, detail);
     }
     if (e == ERR_OK && params->ranks > 1)
-        e = wk_params_ranks(params, &s->ranks, detail);
+        e = wk_params_ranks(params, NULL, &s->ranks, detail);
     if (e == ERR_OK)
         e = wk_shell_status_open(s, detail);
     if (e != ERR_OK) {
@@ -491,6 +504,7 @@ void wk_shell_destroy(struct wk_shell **shell_p)
     arena_fini(&s->arena_in);
     arena_fini(&s->arena_out);
     arena_fini(&s->arena_core);
+    wk_shell_hold_fini(s);
     mem_give(s->leases);
     mem_give(s->actions.items);
     s->magic = 0;

@@ -1,13 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The shell's side of kvmgr: attaching, the arena's mapping, pings. */
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "lib/base/check.h"
 #include "lib/base/log.h"
@@ -53,16 +47,12 @@ static void attach_send(struct wk_shell *s)
 
 /* ---- mapping ---- */
 
-static bool same(const struct hash128 *a, const struct hash128 *b)
+static enum err arena_map(const struct wk_shell *s, const struct msg_kv_attach_reply *r,
+                          struct wk_mapping *ret_mapping, struct err_detail *detail)
 {
-    return memcmp(a, b, sizeof *a) == 0;
-}
-
-/* The layout as this process computes it must be that of kvmgr and that of the file. */
-static enum err layout_agree(const struct wk_shell *s, const struct msg_kv_attach_reply *r,
-                             const struct kv_superblock *superblock, struct kv_layout *ret_layout,
-                             struct err_detail *detail)
-{
+    if (s->core != NULL && r->block_tokens != s->core_options.shape.block_tokens)
+        return err_set(detail, ERR_UNSUPPORTED, "block_tokens: %u now, %u before", r->block_tokens,
+                       s->core_options.shape.block_tokens);
     const struct model_info *info = wk_exec_loaded(s->exec)->info;
     struct kv_geometry g = {
         .dsa_layers = info->dsa_layers,
@@ -77,93 +67,15 @@ static enum err layout_agree(const struct wk_shell *s, const struct msg_kv_attac
         .interleave = s->params->dcp > 1 ? s->params->interleave : r->block_tokens,
         .state_bytes = info->state_bytes,
     };
-    struct kv_layout file;
-    TRY(kv_superblock_check(superblock, r->arena_bytes, &file, detail));
-    TRY(kv_layout_plan(&g, r->arena_bytes, r->slot_count, ret_layout, detail));
-    if (!same(&ret_layout->layout_fp, &r->layout_fp) || !same(&file.layout_fp, &r->layout_fp))
-        return err_set(detail, ERR_CORRUPT, "layout_fp: kvmgr, arena and worker differ");
-    if (ret_layout->block_count != r->block_count || file.block_count != r->block_count ||
-        file.slot_count != r->slot_count)
-        return err_set(detail, ERR_CORRUPT, "block_count: %u said, %u computed, %u in the file",
-                       r->block_count, ret_layout->block_count, file.block_count);
-    struct hash128 fp = wk_shell_rows_fp(s);
-    if (!same(&superblock->model_fp, &fp))
-        return err_set(detail, ERR_CORRUPT, "model_fp: the arena is another model's");
-    if (r->live_slots == 0 || r->live_slots > r->slot_count)
-        return err_set(detail, ERR_CORRUPT, "live_slots: %u of %u", r->live_slots, r->slot_count);
-    if (superblock->incarnation != r->incarnation || superblock->epoch != r->epoch)
-        return err_set(detail, ERR_EPOCH, "incarnation: the arena is another kvmgr's");
-    return ERR_OK;
-}
-
-static enum err arena_map(const struct wk_shell *s, const struct msg_kv_attach_reply *r,
-                          struct wk_mapping *ret_mapping, struct err_detail *detail)
-{
-    if (s->core != NULL && r->block_tokens != s->core_options.shape.block_tokens)
-        return err_set(detail, ERR_UNSUPPORTED, "block_tokens: %u now, %u before", r->block_tokens,
-                       s->core_options.shape.block_tokens);
-    struct stat st;
-    int fd = open(r->arena_path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0)
-        return err_set(detail, ERR_IO, "%.300s: %s", r->arena_path, strerror(errno));
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size != r->arena_bytes ||
-        r->arena_bytes < KV_SUPERBLOCK_BYTES) {
-        close(fd);
-        return err_set(detail, ERR_CORRUPT, "%.300s: size is not %" PRIu64, r->arena_path,
-                       r->arena_bytes);
-    }
-    /* Held as long as the mapping: while it is, kvmgr gives nobody else what this process may write
-     * to, however silent it is. */
-    struct flock lock = {
-        .l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = kv_lock_at(s->incarnation), .l_len = 1};
-    if (fcntl(fd, F_OFD_SETLK, &lock) != 0) {
-        close(fd);
-        return err_set(detail, ERR_IO, "%.300s: lock: %s", r->arena_path, strerror(errno));
-    }
-    void *base = mmap(NULL, r->arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
-    if (base == MAP_FAILED)
-        return err_set(detail, ERR_NOMEM, "%.300s: %s", r->arena_path, strerror(errno));
-    struct kv_superblock superblock;
     struct kv_layout layout;
-    memcpy(&superblock, base, sizeof superblock);
-    enum err e = layout_agree(s, r, &superblock, &layout, detail);
-    if (e != ERR_OK) {
-        munmap(base, r->arena_bytes);
-        return e;
-    }
-    *ret_mapping = (struct wk_mapping){.base = base, .bytes = r->arena_bytes, .layout = layout};
-    return ERR_OK;
-}
-
-static void unmap(struct wk_mapping *m)
-{
-    if (m->base != NULL)
-        munmap(m->base, m->bytes);
-    *m = (struct wk_mapping){.base = NULL};
+    struct hash128 fp = wk_shell_rows_fp(s);
+    TRY(kv_layout_plan(&g, r->arena_bytes, r->slot_count, &layout, detail));
+    return wk_arena_map(r, &layout, &fp, s->incarnation, ret_mapping, detail);
 }
 
 void wk_shell_kv_close(struct wk_shell *s)
 {
-    unmap(&s->kv.mapping);
-}
-
-static struct model_kv model_kv_of(const struct wk_mapping *m)
-{
-    const struct kv_layout *l = &m->layout;
-    return (struct model_kv){
-        .blocks = m->base + l->blocks_at,
-        .block_stride = l->block_bytes,
-        .layer_stride = l->layer_stride,
-        .index_offset = l->index_offset,
-        .block_tokens = l->geometry.block_tokens,
-        .block_count = l->block_count,
-        .slots = m->base + l->slots_at,
-        .slot_stride = l->slot_bytes,
-        .slot_count = l->slot_count,
-        .kv_type = (enum kv_row)(l->geometry.kv_dtype - KV_F32),
-        .index_type = (enum kv_row)(l->geometry.index_dtype - KV_F32),
-    };
+    wk_arena_unmap(&s->kv.mapping);
 }
 
 /* ---- the core comes to life with the first arena ---- */
@@ -232,13 +144,14 @@ static void arena_take(struct wk_shell *s)
         log_error(WORKER, "arena refused", "code=%s reason=\"%s\"", err_name(e), detail.text);
         return;
     }
-    struct model_kv memory = model_kv_of(&mapping);
+    struct model_kv memory = wk_arena_model_kv(&mapping);
     if (wk_exec_attach(s->exec, &memory, kv->offer.epoch) != ERR_OK) {
-        unmap(&mapping); /* the device thread waits for another rank: tried again every beat */
+        wk_arena_unmap(
+            &mapping); /* the device thread waits for another rank: tried again every beat */
         kv->offered = true;
         return;
     }
-    unmap(&kv->mapping);
+    wk_arena_unmap(&kv->mapping);
     kv->mapping = mapping;
     kv->attached = true;
     kv->incarnation = kv->offer.incarnation;
@@ -281,6 +194,7 @@ void wk_shell_kv_lost(struct wk_shell *s, const char *why)
     log_warn(WORKER, "leases lost", "reason=\"%s\"", why);
     s->kv.attached = false;
     s->kv.offered = false;
+    wk_shell_hold_drop(s);
     attach_send(s);
     if (s->core == NULL)
         return;
@@ -316,6 +230,7 @@ static void on_attach_reply(struct wk_shell *s, const struct msg_kv_attach_reply
     s->kv.offer.granted = s->kv.offer_granted;
     if (s->kv.attached) { /* an arena in place of the one that we use */
         s->kv.attached = false;
+        wk_shell_hold_drop(s);
         struct wk_event event = {.type = WK_EV_KV_DETACHED};
         wk_shell_step(s, &event);
     }

@@ -12,6 +12,7 @@
 #include "proto/block_hash.h"
 #include "proto/kv_layout.h"
 #include "proto/msg.h"
+#include "worker/wk_arena.h"
 #include "worker/wk_core.h"
 #include "worker/wk_exec.h"
 #include "worker/wk_params.h"
@@ -35,12 +36,6 @@ extern const struct metric_row wk_metric_rows[WK_METRIC_COUNT];
 
 enum wk_peer { WK_ROUTER, WK_KVMGR, WK_DRAFTER, WK_PEER_COUNT };
 
-struct wk_mapping {
-    uint8_t *base; /* NULL = none */
-    uint64_t bytes;
-    struct kv_layout layout;
-};
-
 struct wk_arena_state {
     bool attached;
     bool offered;                     /* an attach reply waits for the core to be quiet */
@@ -52,6 +47,21 @@ struct wk_arena_state {
     uint64_t asked_us; /* last KvAttach */
     uint32_t forming;  /* memories named to the ranks that not all of them have yet */
     struct wk_mapping mapping;
+};
+
+/* What waits for all ranks: see wk_shell_hold.c. */
+struct wk_held;
+struct wk_hold_batch {
+    struct arena arena;
+    struct wk_held *first, *last;
+    uint32_t seal_count;
+};
+struct wk_hold_state {
+    struct wk_hold_batch batches[2];
+    uint32_t gathering; /* which takes what comes; the other one is being sealed */
+    bool sealing;
+    bool dropped; /* nobody wants what is being sealed any more */
+    bool spoilt;  /* something did not fit */
 };
 
 /* The ring that the device thread writes to, as the drafter wanted it. */
@@ -92,6 +102,7 @@ struct wk_shell {
     struct wk_actions actions;
     uint64_t *leases;
     struct wk_arena_state kv;
+    struct wk_hold_state hold;
     uint64_t drafter_incarnation;
     struct wk_tap_state taps;
     uint64_t beat_us;   /* of the last beat, to notice our own pauses */
@@ -121,6 +132,15 @@ void wk_shell_kv_formed(struct wk_shell *s, const struct hash128 *memory); /* al
 void wk_shell_kv_close(struct wk_shell *s);
 /* Whose rows the arena holds: kept blocks are good for this model under these numerics alone. */
 struct hash128 wk_shell_rows_fp(const struct wk_shell *s);
+
+/* wk_shell_hold.c */
+void wk_shell_hold_init(struct wk_shell *s);
+void wk_shell_hold_fini(struct wk_shell *s);
+void wk_shell_hold(struct wk_shell *s, const struct wk_action *a); /* what the core says to kvmgr */
+void wk_shell_hold_pump(struct wk_shell *s);                       /* all of one step is there */
+void wk_shell_hold_sealed(struct wk_shell *s, enum err status);
+void wk_shell_hold_drop(struct wk_shell *s); /* the leases are void */
+bool wk_shell_hold_empty(const struct wk_shell *s);
 
 /* wk_shell_draft.c */
 void wk_shell_draft_beat(struct wk_shell *s);

@@ -120,8 +120,7 @@ class Cluster:
                      "worker.model": DEMO, "gateway.model": DEMO, "drafter.target": DEMO,
                      "kvmgr.kv_dtype": "f32",  # as the golden texts were made
                      "kvmgr.arena_bytes": str(256 << 20),
-                     "kvmgr.arena_path": os.path.join(self.dir, "arena.kv"),
-                     "worker.rows_path": os.path.join(self.dir, "rows")}  # rank 1: rows-1
+                     "kvmgr.arena_path": os.path.join(self.dir, "arena.kv")}  # rank 1: arena.kv-1
         for key, value in sets.items():
             self.sets[key.replace("__", ".", 1)] = str(value)
         self.groups = int(self.sets.get("worker.groups", 1))

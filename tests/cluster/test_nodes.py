@@ -83,7 +83,7 @@ class Nodes:
         for c, end, seen in ((self.a, 0, A), (self.b, 1, via)):
             path = os.path.join(c.dir, "nodes")
             with open(path, "w", encoding="ascii") as f:
-                f.write(f"# who runs what\na {seen} redis kvmgr drafter router gateway worker-0\nb {B} worker-1\n")
+                f.write(f"# who runs what\na {seen} redis kvmgr drafter router gateway worker-0\nb {B} kvmgr-1 worker-1\n")
             c.prefix = cable.prefix(end)
             c.up_options = ["--nodes", path, "--node", "ab"[end]]
             c.sets["worker.fabric_keys"] = keys

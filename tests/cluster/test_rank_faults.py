@@ -94,7 +94,7 @@ def rounds(c, faults, wire=None):
 def test_rounds_over_shared_memory():
     with Cluster(worker__ranks=2, worker__threads=1, worker__dcp=random.choice([1, 2])) as c:
         faults = {"kill of rank 0": lambda: kill(c, "worker-0"), "kill of rank 1": lambda: kill(c, "worker-1"),
-                  "kill of kvmgr": lambda: kill(c, "kvmgr-0"),
+                  "kill of kvmgr": lambda: kill(c, "kvmgr-0"), "kill of rank 1's kvmgr": lambda: kill(c, "kvmgr-1"),
                   "stop of rank 0": lambda: freeze(c, 0), "stop of rank 1": lambda: freeze(c, 1)}
         rounds(c, faults)
 
@@ -108,6 +108,7 @@ def test_rounds_over_a_bad_cable():
         c.sets["worker-1.fabric_nodes"] = f"127.0.0.1:{wire.port},127.0.0.1:{far}"
         with c:
             faults = {"kill of rank 0": lambda: kill(c, "worker-0"), "kill of rank 1": lambda: kill(c, "worker-1"),
+                      "kill of rank 1's kvmgr": lambda: kill(c, "kvmgr-1"),
                       "stop of rank 0": lambda: freeze(c, 0), "stop of rank 1": lambda: freeze(c, 1),
                       "cut cable": lambda: cut(wire), "stalled cable": lambda: stall(wire),
                       "slow cable": lambda: slow(wire), "spoilt bytes": lambda: spoil(wire)}

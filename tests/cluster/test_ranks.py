@@ -406,7 +406,7 @@ def test_two_nodes_of_one_host():
     a.tandem("keygen", keys)
     nodes = os.path.join(a.dir, "nodes")
     with open(nodes, "w", encoding="ascii") as f:
-        f.write("left  127.0.0.1 redis kvmgr drafter router worker-0 gateway\nright 127.0.0.2 worker-1\n")
+        f.write("left  127.0.0.1 redis kvmgr drafter router worker-0 gateway\nright 127.0.0.2 kvmgr-1 worker-1\n")
     for c, node in ((a, "left"), (b, "right")):
         c.sets["worker.fabric_keys"] = keys
         c.up_options = ["--nodes", nodes, "--node", node]

@@ -164,6 +164,8 @@ def test_a_nodes_file_says_what_is_wrong():
         "a 10.0.0.1 redis kvmgr drafter router worker-0\nb 10.0.0.2 gateway worker-1\n": "gateway must be on a",
         "a 10.0.0.1 redis kvmgr drafter router worker-0\n": "no node has gateway",
         "$(id) 10.0.0.1 redis\n": "is no name",
+        f"a 10.0.0.1 {every}\nb 10.0.0.2 worker-1\n": "kvmgr-1 is missing on b",
+        f"a 10.0.0.1 {every} kvmgr-1\nb 10.0.0.2 worker-1\n": "worker-1 is missing on a",
         f"a 203.0.113.7 {every}\n": "say --node NAME",
     }
     c = Cluster()

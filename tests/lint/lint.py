@@ -59,8 +59,8 @@ WORLD = [
     (r"gateway/gw_(status|peers)\.c|kvmgr/km_map\.c", "Redis"),
     (r"gateway/gw_tokenize\.[ch]|worker/wk_exec(_run|_group|_state)?\.[ch]", "threads of their own"),
     (r"gateway/gw_checkpoint\.c|worker/wk_plan_dump\.c", "files read at start, written at a fault"),
-    (r"worker/wk_(fabric|link|probe|canary|nccl|ranks|follower).*\.[ch]", "ranks, devices, and how long they take"),
-    (r"kvmgr/km_(arena|audit|epoch|proof|store).*\.[ch]", "arena and tier files"),
+    (r"worker/wk_(fabric|link|probe|canary|nccl|ranks|rows|arena|follower).*\.[ch]", "ranks, devices, and how long they take"),
+    (r"kvmgr/km_(arena|audit|epoch|proof|rows|store).*\.[ch]", "arena and tier files"),
     (r"worker/wk_taps\.[ch]|drafter/df_model\.[ch]", "the tap ring's file; memory of contexts"),
 ]
 WORLD_CALLS = re.compile(r"\b(time|gettimeofday|clock_\w+|rand|random|srand|rng_system|socket|connect|"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A group of two ranks from inside: what rank 1 admits, which shapes it takes, what waits. */
 #include "tests/unit/fabric_world.h"
+#include "tests/unit/rows_world.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -165,12 +166,15 @@ static const struct kv_geometry own = {.dsa_layers = 2,
 struct duo {
     struct world w;
     struct wk_ranks *ranks[2];
+    struct rows_world rows;             /* of rank 1 */
+    uint64_t lives;                     /* of rank 1: each is a worker of its own */
     const struct kv_geometry *geometry; /* of rank 1 */
     uint32_t interleave, boot;
     uint32_t floor;         /* of the bandwidth, for rank 1 alone */
     struct err_detail told; /* of rank 0 */
     pthread_t thread;
     atomic_bool stop;
+    bool formed; /* rank 1 goes on in the group that it has */
     /* of rank 1 */
     struct wk_ranks_heard heard;
     struct err_detail detail;
@@ -179,19 +183,20 @@ struct duo {
 
 static struct wk_ranks *duo_open(struct duo *d, uint32_t rank)
 {
-    static char memory[128];
     struct wk_ranks *r = NULL;
     struct err_detail detail = {{0}};
-    snprintf(memory, sizeof memory, "%s/rows", d->w.dir);
+    if (rank > 0 && d->rows.kvmgr == NULL)
+        rows_world_init(&d->rows, d->w.dir, d->boot);
+    if (rank > 0)
+        rows_world_worker(&d->rows, 2000 + d->lives++);
     struct wk_ranks_options o = {.rank = rank,
                                  .ranks = 2,
                                  .path = d->w.path,
                                  .nodes = "",
-                                 .memory = rank > 0 ? memory : NULL,
+                                 .rows = rank > 0 ? d->rows.rows : NULL,
                                  .deadline_ms = 5000,
                                  .silence_ms = 3000,
                                  .interleave = d->interleave,
-                                 .boot = d->boot,
                                  .floors.bandwidth_mb_min = rank > 0 ? d->floor : 0};
     if (wk_ranks_create(&o, &r, &detail) != ERR_OK)
         fail_msg("%s", detail.text);
@@ -200,11 +205,10 @@ static struct wk_ranks *duo_open(struct duo *d, uint32_t rank)
 
 static void duo_fini(struct duo *d)
 {
-    char memory[128];
     wk_ranks_destroy(&d->ranks[1]);
     wk_ranks_destroy(&d->ranks[0]);
-    snprintf(memory, sizeof memory, "%s/rows", d->w.dir);
-    unlink(memory);
+    if (d->rows.kvmgr != NULL)
+        rows_world_fini(&d->rows);
     world_fini(&d->w);
 }
 
@@ -214,7 +218,7 @@ static void *other_main(void *arg)
     static const struct hash128 settings = {{1}};
     struct duo *d = arg;
     struct wk_ranks_hear want = {.geometry = d->geometry};
-    MUST(wk_ranks_form(d->ranks[1], &settings, &d->stop, &d->detail) == ERR_OK);
+    MUST(d->formed || wk_ranks_form(d->ranks[1], &settings, &d->stop, &d->detail) == ERR_OK);
     d->heard.order = WK_ORDER_NONE;
     do {
         d->code = wk_ranks_hear(d->ranks[1], &want, 100, &d->heard, &d->detail);
@@ -350,7 +354,7 @@ static void test_shapes_by_position(void **state)
     assert_int_equal(kv->block_tokens, 512);
     assert_int_equal(kv->index_offset, 256 * 32 * 2);
     assert_int_equal(kv->block_stride, 2 * (256 * 32 * 2 + 256 / 4 * 8 * 4));
-    assert_int_equal(memory_bytes(&d), 4096 + 12 * kv->block_stride + 3 * 4096);
+    assert_int_equal(memory_bytes(&d), 3 * 4096 + 12 * kv->block_stride + 3 * 4096);
 
     static const struct {
         size_t at;
@@ -372,14 +376,14 @@ static void test_shapes_by_position(void **state)
     duo_fini(&d);
 }
 
-/* Rows live as long as the host is up, in whichever process; then no byte of them is taken. */
+/* Rows live as long as the host is up, in whichever process. */
 static void test_rows_end_with_the_host(void **state)
 {
     (void)state;
     static const struct {
         uint32_t boot;
         bool kept;
-    } lives[] = {{7, false}, {7, true}, {8, false}, {8, true}, {0, false}, {0, false}};
+    } lives[] = {{7, false}, {7, true}, {8, false}, {8, true}};
     struct duo d = {.geometry = &own};
     struct hash128 memory[ARRAY_COUNT(lives)];
     struct wk_ranks_shape good = shape_good();
@@ -388,6 +392,7 @@ static void test_rows_end_with_the_host(void **state)
     for (size_t i = 0; i < ARRAY_COUNT(lives); i++) {
         d.boot = lives[i].boot;
         d.ranks[1] = duo_open(&d, 1);
+        rows_world_kvmgr(&d.rows, d.boot);
         assert_int_equal(shape_tell(&d, &good, &memory[i]), ERR_OK);
         assert_int_equal(d.heard.kv.blocks[0], lives[i].kept ? 5 : 0);
         if (i > 0)
@@ -401,55 +406,76 @@ static void test_rows_end_with_the_host(void **state)
     duo_fini(&d);
 }
 
-/* Rows that do not fit, and a file that is another's, are refused before the first byte. */
-static void test_rows_need_room(void **state)
+/* Rank 0 hears that all have sealed what it names, or whose fault it is; then the group is over. */
+static void test_seals_are_agreed_on(void **state)
 {
     (void)state;
     struct duo d = {.geometry = &own, .boot = 7};
     struct hash128 memory;
+    struct err_detail detail = {{0}};
     world_init(&d.w, 2, 1024);
     for (uint32_t r = 0; r < 2; r++)
         d.ranks[r] = duo_open(&d, r);
-    struct wk_ranks_shape huge = shape_good();
-    huge.geometry.block_tokens = huge.geometry.interleave = 65536;
-    huge.block_count = 6u << 20; /* 57 TB */
-    assert_int_not_equal(shape_tell(&d, &huge, &memory), ERR_OK);
-    assert_int_equal(d.code, ERR_NOMEM);
-    if (strstr(d.detail.text, d.w.dir) == NULL || strstr(d.detail.text, "are free") == NULL)
-        fail_msg("%s", d.detail.text);
-    assert_int_equal(memory_bytes(&d), 0);
-
     struct wk_ranks_shape good = shape_good();
-    char path[128];
-    snprintf(path, sizeof path, "%s/rows", d.w.dir);
-    int fd = open(path, O_RDWR);
-    assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
-    assert_int_not_equal(shape_tell(&d, &good, &memory), ERR_OK);
-    assert_int_equal(d.code, ERR_BUSY);
-    assert_non_null(strstr(d.detail.text, "another worker"));
-    close(fd);
     assert_int_equal(shape_tell(&d, &good, &memory), ERR_OK);
-    fd = open(path, O_RDWR);
-    assert_int_not_equal(flock(fd, LOCK_EX | LOCK_NB), 0); /* ours while it is mapped */
-    close(fd);
+    d.formed = true;
+    struct wk_seal seals[2] = {{.index = 4, .hash = {{1}}},
+                               {.index = 5, .place = 1, .hash = {{2}}}};
+    for (uint32_t turn = 0; turn < 2; turn++) {
+        if (turn == 0) {
+            wk_rows_write_block(d.rows.rows, 4);
+            wk_rows_write_block(d.rows.rows, 5);
+        } else {
+            seals[1].index = 6; /* where nothing was written */
+        }
+        assert_int_equal(pthread_create(&d.thread, NULL, other_main, &d), 0);
+        enum err e = wk_ranks_tell_seals(d.ranks[0], seals, 2, &detail);
+        pthread_join(d.thread, NULL);
+        assert_int_equal(e, turn == 0 ? ERR_OK : ERR_UNSUPPORTED);
+        assert_int_equal(d.code, turn == 0 ? ERR_OK : ERR_INVALID);
+    }
+    if (strstr(detail.text, "rank 1 refuses") == NULL || strstr(detail.text, "block 6") == NULL)
+        fail_msg("%s", detail.text);
+    assert_false(wk_ranks_formed(d.ranks[0]) || wk_ranks_formed(d.ranks[1]));
     duo_fini(&d);
 }
 
-static void test_rows_path(void **state)
+/* A restarted kvmgr of rank 1 ends the group; what was kept is there when it forms again. */
+static void test_a_new_kvmgr_of_rank_1(void **state)
 {
     (void)state;
-    static struct wk_params p = {.cluster = "a/b", .run_dir = "/tmp", .id = 3};
-    char path[HOST_PATH_BYTES], other[HOST_PATH_BYTES];
-    struct err_detail detail;
-    assert_int_equal(wk_params_rows_path(&p, path, &detail), ERR_OK);
-    assert_ptr_equal(strstr(path, "/dev/shm/tandem-a_b-"), path);
-    assert_non_null(strstr(path, "-worker-3.rows"));
-    p.id = 4;
-    assert_int_equal(wk_params_rows_path(&p, other, &detail), ERR_OK);
-    assert_string_not_equal(path, other);
-    snprintf(p.rows_path, sizeof p.rows_path, "/x/rows");
-    assert_int_equal(wk_params_rows_path(&p, path, &detail), ERR_OK);
-    assert_string_equal(path, "/x/rows");
+    struct duo d = {.geometry = &own, .boot = 7};
+    struct hash128 memory, again;
+    world_init(&d.w, 2, 1024);
+    for (uint32_t r = 0; r < 2; r++)
+        d.ranks[r] = duo_open(&d, r);
+    struct wk_ranks_shape good = shape_good();
+    assert_int_equal(shape_tell(&d, &good, &memory), ERR_OK);
+    rows_world_kvmgr(&d.rows, 7);
+    rows_world_ping(&d.rows);
+    d.formed = true;
+    assert_int_equal(pthread_create(&d.thread, NULL, other_main, &d), 0);
+    pthread_join(d.thread, NULL);
+    assert_int_equal(d.code, ERR_CLOSED);
+    assert_non_null(strstr(d.detail.text, "was restarted"));
+    assert_false(wk_ranks_formed(d.ranks[1]));
+    d.formed = false;
+    wk_fabric_leave(wk_ranks_fabric(d.ranks[0]));
+    assert_int_equal(shape_tell(&d, &good, &again), ERR_OK);
+    assert_memory_equal(&memory, &again, sizeof memory);
+    duo_fini(&d);
+}
+
+static void test_kvmgr_ids(void **state)
+{
+    (void)state;
+    static struct wk_params p = {.groups = 2, .group = 1};
+    assert_int_equal(wk_params_kvmgr(&p), 1);
+    p.rank = 1;
+    assert_int_equal(wk_params_kvmgr(&p), 3);
+    p.groups = 1;
+    p.group = 0;
+    assert_int_equal(wk_params_kvmgr(&p), 1);
 }
 
 /* ---- orders that wait ---- */
@@ -491,7 +517,7 @@ static void until(struct side *s, const uint32_t *value, uint32_t least)
     assert_true(*value >= least);
 }
 
-static void side_open(struct side *s, struct wk_ranks *ranks)
+static void side_open(struct side *s, struct duo *d, uint32_t rank)
 {
     const char *root = getenv("TANDEM_SOURCE_ROOT");
     snprintf(s->directory, sizeof s->directory, "%s/tests/golden/tiny-glm", root ? root : ".");
@@ -506,7 +532,8 @@ static void side_open(struct side *s, struct wk_ranks *ranks)
                                 .decode_rows_max = 16,
                                 .context_max = 128,
                                 .group = s->group,
-                                .ranks = ranks,
+                                .ranks = d->ranks[rank],
+                                .rows = rank > 0 ? d->rows.rows : NULL,
                                 .waker = s->waker};
     s->exec = wk_exec_create(&o);
 }
@@ -528,7 +555,7 @@ static void test_orders_wait(void **state)
     world_init(&d.w, 2, 1024);
     for (uint32_t r = 0; r < 2; r++) {
         d.ranks[r] = duo_open(&d, r);
-        side_open(&sides[r], d.ranks[r]);
+        side_open(&sides[r], &d, r);
     }
     for (uint32_t r = 0; r < 2; r++)
         until(&sides[r], &sides[r].loaded, 1);
@@ -569,7 +596,7 @@ static void test_orders_wait(void **state)
     assert_int_equal(e, ERR_BUSY);
 
     d.ranks[1] = duo_open(&d, 1);
-    side_open(&sides[1], d.ranks[1]);
+    side_open(&sides[1], &d, 1);
     until(&sides[1], &sides[1].loaded, 1);
     until(&sides[0], &sides[0].attached, taken);
     assert_int_equal(wk_exec_attach(sides[0].exec, &kv, 200), ERR_OK);
@@ -598,14 +625,14 @@ static uint64_t blocks_bytes(uint32_t interleave)
     world_init(&d.w, 2, 1024);
     for (uint32_t r = 0; r < 2; r++) {
         d.ranks[r] = duo_open(&d, r);
-        side_open(&sides[r], d.ranks[r]);
+        side_open(&sides[r], &d, r);
     }
     for (uint32_t r = 0; r < 2; r++)
         until(&sides[r], &sides[r].loaded, 1);
     assert_int_equal(wk_exec_attach(sides[0].exec, &kv, 2), ERR_OK);
     until(&sides[0], &sides[0].attached, 1);
     uint64_t slot = (wk_exec_loaded(sides[1].exec)->info->state_bytes + 4095) / 4096 * 4096;
-    uint64_t bytes = memory_bytes(&d) - 4096 - slot;
+    uint64_t bytes = memory_bytes(&d) - 3 * 4096 - slot; /* superblock, two tables */
     for (uint32_t r = 0; r < 2; r++)
         side_close(&sides[r]);
     duo_fini(&d);
@@ -643,7 +670,7 @@ static void test_refusals_pass(void **state)
         world_init(&d.w, 2, 1024);
         for (uint32_t r = 0; r < 2; r++) {
             d.ranks[r] = duo_open(&d, r);
-            side_open(&sides[r], d.ranks[r]);
+            side_open(&sides[r], &d, r);
         }
         turn(sides, 4000);
         for (uint32_t r = 0; r < 2; r++)
@@ -652,7 +679,7 @@ static void test_refusals_pass(void **state)
         wk_ranks_destroy(&d.ranks[1]);
         d.floor = sides[1].group = 0;
         d.ranks[1] = duo_open(&d, 1);
-        side_open(&sides[1], d.ranks[1]);
+        side_open(&sides[1], &d, 1);
         for (uint32_t r = 0; r < 2; r++)
             until(&sides[r], &sides[r].loaded, 1);
         assert_int_equal(sides[0].failed + sides[1].failed, 0);
@@ -674,7 +701,7 @@ static void test_a_wrong_canary_stays_wrong(void **state)
     world_init(&d.w, 2, 1024);
     for (uint32_t r = 0; r < 2; r++) {
         d.ranks[r] = duo_open(&d, r);
-        side_open(&sides[r], d.ranks[r]);
+        side_open(&sides[r], &d, r);
     }
     for (uint32_t r = 0; r < 2; r++)
         until(&sides[r], &sides[r].loaded, 1);
@@ -684,7 +711,7 @@ static void test_a_wrong_canary_stays_wrong(void **state)
     *said ^= 1;
     d.ranks[1] = duo_open(&d, 1);
     sides[1].loaded = 0;
-    side_open(&sides[1], d.ranks[1]);
+    side_open(&sides[1], &d, 1);
     assert_int_equal(wk_exec_attach(sides[0].exec, &kv, 2), ERR_OK);
     turn(sides, 4000);
     assert_int_equal(sides[1].loaded + sides[1].failed + sides[0].attached, 0);
@@ -709,7 +736,7 @@ static void test_a_refused_shape_does_not_spin(void **state)
     assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
     for (uint32_t r = 0; r < 2; r++) {
         d.ranks[r] = duo_open(&d, r);
-        side_open(&sides[r], d.ranks[r]);
+        side_open(&sides[r], &d, r);
     }
     for (uint32_t r = 0; r < 2; r++)
         until(&sides[r], &sides[r].loaded, 1);
@@ -732,8 +759,9 @@ int main(void)
         cmocka_unit_test(test_shapes),
         cmocka_unit_test(test_shapes_by_position),
         cmocka_unit_test(test_rows_end_with_the_host),
-        cmocka_unit_test(test_rows_need_room),
-        cmocka_unit_test(test_rows_path),
+        cmocka_unit_test(test_seals_are_agreed_on),
+        cmocka_unit_test(test_a_new_kvmgr_of_rank_1),
+        cmocka_unit_test(test_kvmgr_ids),
         cmocka_unit_test(test_orders_wait),
         cmocka_unit_test(test_rows_by_position_take_half),
         cmocka_unit_test(test_refusals_pass),
