@@ -32,10 +32,10 @@ struct wk_exec_options {
     uint32_t plan_seqs; /* wk_core_plan_seqs */
     uint32_t slice_rows_max, decode_rows_max;
     uint32_t context_max; /* 0 = the model's */
-    bool mtp;             /* load the MTP layer; with ranks never */
+    bool mtp;             /* load the MTP layer; of several ranks rank 0 does */
     enum mtp_recycle mtp_recycle;
     uint64_t mtp_tokens;
-    const char *tap_fc; /* drafter weights whose fc is applied to taps; NULL or "" = none */
+    const char *tap_fc;     /* drafter weights whose fc is applied to taps; NULL or "" = none */
     uint32_t group;         /* no rank of another one joins */
     struct wk_ranks *ranks; /* NULL = this worker holds the whole model; borrowed */
     const char *dump_path;  /* with ranks: the last plans go there when the group is lost */
