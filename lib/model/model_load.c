@@ -113,9 +113,6 @@ static enum err take_share(struct model *m, const struct model_group *group,
 static enum err want_mtp(struct model *m, bool only, struct err_detail *detail)
 {
     uint32_t layer = m->whole.layers;
-    if (m->whole.mtp_layers == 0)
-        return err_set(detail, ERR_INVALID,
-                       "mtp: num_nextn_predict_layers is 0: the checkpoint has no such layer");
     if (layer >= MODEL_LAYERS_MAX)
         return err_set(detail, ERR_UNSUPPORTED, "mtp: behind %u layers, at most %u", layer,
                        MODEL_LAYERS_MAX - 1);
@@ -159,6 +156,9 @@ static enum err load_tensors(struct model *m, const struct model_options *option
     TRY(identity_hint(options->directory, &hint, detail));
     TRY(safetensors_open_directory(options->directory, &m->tensors, detail));
     m->weights = weights_create_shard(&m->whole, &m->shard);
+    if (options->mtp && m->whole.mtp_layers == 0)
+        return err_set(detail, ERR_INVALID,
+                       "mtp: num_nextn_predict_layers is 0: the checkpoint has no such layer");
     if (options->mtp && m->group.ranks == 1)
         TRY(want_mtp(m, false, detail));
     op_table_cpu(&m->ops, options->numerics == MODEL_FAST ? OP_FAST_F32 : OP_EXACT, op_cpu_best());
