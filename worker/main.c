@@ -110,8 +110,6 @@ static enum err params_check(const void *params, struct err_detail *ret_faults)
         str_add_format(&faults, "moe_split: %s: auto, tp or ep\n", p->moe_split);
     if (!one_of(p->mtp_recycle, "post_norm", "pre_norm", NULL))
         str_add_format(&faults, "mtp_recycle: %s: post_norm or pre_norm\n", p->mtp_recycle);
-    if (wk_params_mtp(p) && p->ranks > 1)
-        str_add_format(&faults, "mtp: not with several ranks (ranks %u)\n", p->ranks);
     if (p->context_max != 0 && p->context_max < 64)
         str_add_format(&faults, "context_max: %u: 0 or at least 64\n", p->context_max);
     if (p->model[0] == '\0')

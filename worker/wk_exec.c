@@ -141,7 +141,7 @@ static enum err load(struct wk_exec *x)
                               .context_max = l->context_max,
                               .tokens_max = o->mtp_tokens,
                               .recycle = o->mtp_recycle};
-    if (o->mtp)
+    if (o->mtp && !x->follows)
         TRY(mtp_create(x->model, &mtp, &x->mtp, &x->failure));
     TRY(tap_fc_load(x));
     TRY(canary_run(x));
@@ -222,6 +222,8 @@ struct wk_exec *wk_exec_create(const struct wk_exec_options *options)
     x->seqs = mem_take_array(options->plan_seqs, sizeof *x->seqs);
     x->batch_ids = mem_take_array(options->slice_rows_max, sizeof *x->batch_ids);
     x->result.seqs = mem_take_array(options->plan_seqs, sizeof *x->result.seqs);
+    x->feeds = mem_take_array(options->plan_seqs, sizeof *x->feeds);
+    x->fed = mem_take_array(options->plan_seqs, sizeof *x->fed);
     CHECK(sem_init(&x->wake, 0, 0) == 0);
     if (pthread_create(&x->thread, NULL, thread_main, x) != 0)
         die("device thread: %s", strerror(errno));
@@ -267,6 +269,8 @@ void wk_exec_destroy(struct wk_exec **exec_p)
     mem_give(x->seqs);
     mem_give(x->batch_ids);
     mem_give(x->result.seqs);
+    mem_give(x->feeds);
+    mem_give(x->fed);
     x->magic = 0;
     mem_give(x);
     *exec_p = NULL;

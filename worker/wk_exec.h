@@ -34,7 +34,7 @@ struct wk_exec_options {
     uint32_t plan_seqs; /* wk_core_plan_seqs */
     uint32_t slice_rows_max, decode_rows_max;
     uint32_t context_max; /* 0 = the model's */
-    bool mtp;             /* load the MTP layer; with ranks never */
+    bool mtp;             /* load the MTP layer; of several ranks rank 0 does */
     enum mtp_recycle mtp_recycle;
     uint64_t mtp_tokens;
     const char *tap_fc;     /* drafter weights whose fc is applied to taps; NULL or "" = none */

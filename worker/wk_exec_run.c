@@ -45,19 +45,38 @@ static void mtp_take(struct wk_exec *x, const struct wk_plan *p)
 }
 
 /* The first count rows of a sequence of the batch, whose tokens are final, and the one after. */
-static void mtp_run(struct wk_exec *x, const struct model_cursor *c, struct wk_result_seq *r,
+static void mtp_add(struct wk_exec *x, const struct model_cursor *c, struct wk_result_seq *r,
                     uint32_t first, uint32_t count, uint32_t position, const uint32_t *ids)
 {
     uint32_t wanted = wk_tables_at(x->tables, r->entry)->setup.mtp;
-    struct mtp_rows rows = {.entry = r->entry,
-                            .cursor = c,
-                            .first = first,
-                            .count = count,
-                            .position = position,
-                            .ids = ids,
-                            .next = r->count > 0 ? r->ids[r->count - 1] : MTP_NO_ID};
-    r->draft_count =
-        x->mtp != NULL && wanted > 0 ? mtp_feed(x->mtp, &rows, wanted, r->draft_ids) : 0;
+    r->draft_count = 0;
+    if (x->mtp == NULL || wanted == 0)
+        return;
+    CHECK(x->feed_count < x->options.plan_seqs);
+    x->fed[x->feed_count] = r;
+    x->feeds[x->feed_count++] =
+        (struct mtp_feed){.rows = {.entry = r->entry,
+                                   .cursor = c,
+                                   .first = first,
+                                   .count = count,
+                                   .position = position,
+                                   .ids = ids,
+                                   .next = r->count > 0 ? r->ids[r->count - 1] : MTP_NO_ID},
+                          .drafts_max = wanted};
+}
+
+/* All that were added, in one pass of the layer. */
+static void mtp_run(struct wk_exec *x)
+{
+    if (x->feed_count == 0)
+        return;
+    mtp_feed(x->mtp, x->feeds, x->feed_count);
+    for (uint32_t i = 0; i < x->feed_count; i++) {
+        struct wk_result_seq *r = x->fed[i];
+        r->draft_count = x->feeds[i].count;
+        memcpy(r->draft_ids, x->feeds[i].ids, r->draft_count * sizeof *r->draft_ids);
+    }
+    x->feed_count = 0;
 }
 
 /* ---- carrying out ---- */
@@ -158,9 +177,10 @@ static void prefill_sample(struct wk_exec *x, const float *logits)
                              s->position_start + s->row_count - 1, r);
             logits += vocab;
         }
-        mtp_run(x, x->prefill_cursor, r, row, s->row_count, s->position_start, x->batch_ids + row);
+        mtp_add(x, x->prefill_cursor, r, row, s->row_count, s->position_start, x->batch_ids + row);
         row += s->row_count;
     }
+    mtp_run(x);
     x->result.seq_count = x->batch.seq_count;
 }
 
@@ -210,8 +230,9 @@ static void decode_sample(struct wk_exec *x, const struct wk_plan *p, const floa
         logits += (size_t)s->row_count * vocab;
         struct wk_result_seq *r = &x->result.seqs[i];
         taps_write(x, x->decode_cursor, s->entry, s->ids_at, r->count, s->position_start);
-        mtp_run(x, x->decode_cursor, r, s->ids_at, r->count, s->position_start, p->ids + s->ids_at);
+        mtp_add(x, x->decode_cursor, r, s->ids_at, r->count, s->position_start, p->ids + s->ids_at);
     }
+    mtp_run(x);
     x->result.seq_count = p->seq_count;
 }
 

@@ -36,7 +36,10 @@ struct wk_exec {
     struct model_cursor *prefill_cursor, *decode_cursor;
     struct sampler *sampler;
     struct wk_tables *tables;
-    struct mtp *mtp; /* NULL = not loaded */
+    struct mtp *mtp;        /* NULL = not loaded */
+    struct mtp_feed *feeds; /* [plan_seqs] of one batch, and whose results they are */
+    struct wk_result_seq **fed;
+    uint32_t feed_count;
     struct model_kv kv;
     uint32_t epoch;
     uint64_t step_last;

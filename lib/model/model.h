@@ -55,7 +55,7 @@ struct model_options {
     uint32_t threads; /* 0 = one per core */
     /* NULL: this process holds the whole model.  Copied; not called while loading. */
     const struct model_group *group;
-    bool mtp; /* the MTP layer too, for lib/model/mtp.h */
+    bool mtp; /* the MTP layer too, for lib/model/mtp.h; of several ranks rank 0 takes all of it */
     model_progress_fn progress;
     void *progress_arg;
 };

@@ -93,22 +93,59 @@ static void fill_info(struct model *m)
     lay_out_state(m);
 }
 
+static enum err take_share(struct model *m, const struct model_group *group,
+                           struct err_detail *detail)
+{
+    m->group = group != NULL ? *group : (struct model_group){.ranks = 1};
+    CHECK(m->group.ranks == 1 || (m->group.all_reduce != NULL && m->group.all_gather != NULL));
+    if (m->group.interleave % m->whole.index_kpool != 0)
+        return err_set(detail, ERR_UNSUPPORTED,
+                       "interleave: %u, not a multiple of index_kpool %u: a pool would lie on two "
+                       "ranks",
+                       m->group.interleave, m->whole.index_kpool);
+    CHECK(!dcp_on(m) || m->group.all_to_all != NULL);
+    TRY(shard_plan(&m->whole, m->group.rank, m->group.ranks, m->group.moe, &m->shard, detail));
+    m->config = shard_config(&m->whole, &m->shard);
+    return ERR_OK;
+}
+
 /* Behind the last layer, in a cache of its own. */
-static enum err want_mtp(struct model *m, struct err_detail *detail)
+static enum err want_mtp(struct model *m, bool only, struct err_detail *detail)
 {
     uint32_t layer = m->whole.layers;
-    if (m->whole.mtp_layers == 0)
-        return err_set(detail, ERR_INVALID,
-                       "mtp: num_nextn_predict_layers is 0: the checkpoint has no such layer");
-    if (m->group.ranks > 1)
-        return err_set(detail, ERR_UNSUPPORTED, "mtp: not with %u ranks", m->group.ranks);
     if (layer >= MODEL_LAYERS_MAX)
         return err_set(detail, ERR_UNSUPPORTED, "mtp: behind %u layers, at most %u", layer,
                        MODEL_LAYERS_MAX - 1);
     m->config.layer_dsa[layer] = m->config.layer_moe[layer] = true;
     m->dsa_number[layer] = 0;
     m->state[layer] = (struct state_layer){0};
-    weights_want_mtp(m->weights, &m->whole);
+    if (only)
+        weights_want_mtp_only(m->weights, &m->whole);
+    else
+        weights_want_mtp(m->weights, &m->whole);
+    return ERR_OK;
+}
+
+/* Rank 0 of several runs the MTP layer by itself: a model of one rank that consists of it, the
+ * embedding and the whole head, over the same files, threads and ops.  No other rank has a part in
+ * it, so that drafts need no collectives. */
+static enum err load_mtp_whole(struct model *m, const struct weights_bind_options *bind,
+                               struct err_detail *detail)
+{
+    struct model *own = m->mtp = mem_take(sizeof *own);
+    own->magic = MODEL_MAGIC;
+    own->whole = m->whole;
+    TRY(take_share(own, NULL, detail));
+    own->ops = m->ops;
+    own->ctx = m->ctx;
+    fill_info(own);
+    own->info.has_token = m->has_token;
+    own->weights = weights_create_shard(&own->whole, &own->shard);
+    TRY(want_mtp(own, true, detail));
+    TRY(weights_bind(own->weights, &own->whole, m->tensors, bind, detail));
+    for (uint32_t i = 0; i < own->weights->linear_count; i++)
+        TRY(weights_check_values(own->weights, i, true, detail));
+    weights_trust_values(own->weights);
     return ERR_OK;
 }
 
@@ -119,8 +156,11 @@ static enum err load_tensors(struct model *m, const struct model_options *option
     TRY(identity_hint(options->directory, &hint, detail));
     TRY(safetensors_open_directory(options->directory, &m->tensors, detail));
     m->weights = weights_create_shard(&m->whole, &m->shard);
-    if (options->mtp)
-        TRY(want_mtp(m, detail));
+    if (options->mtp && m->whole.mtp_layers == 0)
+        return err_set(detail, ERR_INVALID,
+                       "mtp: num_nextn_predict_layers is 0: the checkpoint has no such layer");
+    if (options->mtp && m->group.ranks == 1)
+        TRY(want_mtp(m, false, detail));
     op_table_cpu(&m->ops, options->numerics == MODEL_FAST ? OP_FAST_F32 : OP_EXACT, op_cpu_best());
     op_table_text(&m->ops, m->kernels, sizeof(m->kernels));
     m->info.kernels = m->kernels;
@@ -131,6 +171,8 @@ static enum err load_tensors(struct model *m, const struct model_options *option
                                         .hint = &hint,
                                         .ctx = &m->ctx};
     TRY(weights_bind(m->weights, &m->whole, m->tensors, &bind, detail));
+    if (options->mtp && m->group.ranks > 1 && m->group.rank == 0)
+        TRY(load_mtp_whole(m, &bind, detail));
     struct hash128 *hashes = mem_take_array(safetensors_count(m->tensors) + 1, sizeof(*hashes));
     enum err e = load_pass(m->tensors, m->weights, &m->ctx, options->progress,
                            options->progress_arg, hashes, detail);
@@ -163,22 +205,6 @@ static void start_threads(struct model *m, uint32_t threads)
     m->pool = cpu_pool_create(threads);
     m->ctx.run = cpu_pool_run;
     m->ctx.pool = m->pool;
-}
-
-static enum err take_share(struct model *m, const struct model_group *group,
-                           struct err_detail *detail)
-{
-    m->group = group != NULL ? *group : (struct model_group){.ranks = 1};
-    CHECK(m->group.ranks == 1 || (m->group.all_reduce != NULL && m->group.all_gather != NULL));
-    if (m->group.interleave % m->whole.index_kpool != 0)
-        return err_set(detail, ERR_UNSUPPORTED,
-                       "interleave: %u, not a multiple of index_kpool %u: a pool would lie on two "
-                       "ranks",
-                       m->group.interleave, m->whole.index_kpool);
-    CHECK(!dcp_on(m) || m->group.all_to_all != NULL);
-    TRY(shard_plan(&m->whole, m->group.rank, m->group.ranks, m->group.moe, &m->shard, detail));
-    m->config = shard_config(&m->whole, &m->shard);
-    return ERR_OK;
 }
 
 static enum err load(struct model *m, const struct model_options *options,
@@ -236,6 +262,7 @@ void model_destroy(struct model **model_p)
     if (m == NULL)
         return;
     CHECK_OBJ(m, MODEL_MAGIC);
+    model_destroy(&m->mtp); /* has no thread, file or vocabulary of its own */
     cpu_pool_destroy(&m->pool);
     weights_destroy(&m->weights);
     safetensors_close(&m->tensors);

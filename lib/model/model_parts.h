@@ -41,6 +41,7 @@ struct model {
     char kernels[OP_TABLE_TEXT_BYTES];
     struct op_ctx ctx;
     struct cpu_pool *pool;
+    struct model *mtp; /* rank 0 of several: the MTP layer whole, see load_mtp_whole; else NULL */
     struct weights *weights;
     struct safetensors *tensors; /* kept open where matrices stay in the file */
     uint8_t *has_token;

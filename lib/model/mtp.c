@@ -9,6 +9,7 @@
 
 #define MTP_MAGIC    0x6d747031u
 #define STAGE_ROWS   64u
+#define GROUP_FEEDS  16u /* sequences that draft together: bounds the logits */
 #define BLOCK_POOLS  16u /* pooled rows of a block */
 #define SCRATCH_ROWS 8u  /* drafts beyond the last final row */
 #define TOKENS_MAX   (UINT64_C(1) << 32)
@@ -17,12 +18,20 @@ STATIC_CHECK(SCRATCH_ROWS >= MODEL_DRAFT_ROWS_MAX);
 
 struct entry {
     bool live; /* rows have come, one after another */
+    bool busy; /* being fed: makes no room for others */
     bool pending;
     uint64_t use;          /* order of feeds: the least recently fed one makes room */
     uint32_t base, length; /* row 0 is position base; rows that are final */
     uint32_t block_count;
     uint32_t *blocks; /* [table_max] */
     float *hidden;    /* [hidden] pending: of position base + length, whose next token is awaited */
+};
+
+/* Rows of one sequence in a launch. */
+struct segment {
+    struct entry *entry;
+    uint32_t position, rows; /* in the entry's cache */
+    uint32_t feed;
 };
 
 struct mtp {
@@ -37,15 +46,18 @@ struct mtp {
     struct entry *entries;
     uint32_t *tables;
     float *pending;
-    float *z;    /* [STAGE_ROWS, hidden] of the target, normed */
-    float *p;    /* ... staged for the layer */
-    float *e;    /* ... embeddings */
-    float *both; /* [STAGE_ROWS, 2 * hidden] */
-    float *x;    /* residual, before the last norm */
-    float *u;    /* after it */
-    float *logits, *first_logits;
+    float *z;                     /* [STAGE_ROWS, hidden] of the target, normed */
+    float *p;                     /* ... staged for the layer */
+    float *e;                     /* ... embeddings */
+    float *both;                  /* [STAGE_ROWS, 2 * hidden] */
+    float *x;                     /* residual, before the last norm */
+    float *u;                     /* after it */
+    float *last_x, *last_u;       /* [entries, hidden] of the last row of each feed */
+    bool *taken;                  /* [entries] these are there */
+    float *logits, *first_logits; /* [GROUP_FEEDS, vocab], [vocab] */
     uint32_t ids[STAGE_ROWS];
-    uint32_t staged;
+    struct segment segments[STAGE_ROWS];
+    uint32_t staged, segment_count;
     uint64_t use;
 };
 
@@ -87,7 +99,10 @@ static void take_rows(struct mtp *t)
     t->both = mem_take_array(2 * rows, sizeof(float));
     t->x = mem_take_array(rows, sizeof(float));
     t->u = mem_take_array(rows, sizeof(float));
-    t->logits = mem_take_array(vocab, sizeof(float));
+    t->last_x = mem_take_array((uint64_t)t->options.entries * t->hidden, sizeof(float));
+    t->last_u = mem_take_array((uint64_t)t->options.entries * t->hidden, sizeof(float));
+    t->taken = mem_take_array(t->options.entries, sizeof(bool));
+    t->logits = mem_take_array(GROUP_FEEDS * vocab, sizeof(float));
     t->first_logits = mem_take_array(vocab, sizeof(float));
 }
 
@@ -95,14 +110,17 @@ enum err mtp_create(struct model *m, const struct mtp_options *options, struct m
                     struct err_detail *detail)
 {
     CHECK_OBJ(m, MODEL_MAGIC);
+    if (m->mtp != NULL) /* one of several ranks: the layer is in a model of its own */
+        m = m->mtp;
     CHECK(m->weights->has_mtp && m->group.ranks == 1);
     CHECK(options->entries > 0 && options->context_max > 0);
     if (options->tokens_max > TOKENS_MAX)
         return err_set(detail, ERR_INVALID, "mtp: rows for %llu tokens, at most %llu",
                        (unsigned long long)options->tokens_max, (unsigned long long)TOKENS_MAX);
     struct mtp *t = mem_take(sizeof(*t));
-    struct model_cursor_options work = {
-        .rows_max = STAGE_ROWS, .seqs_max = 1, .context_max = options->context_max + SCRATCH_ROWS};
+    struct model_cursor_options work = {.rows_max = STAGE_ROWS,
+                                        .seqs_max = STAGE_ROWS,
+                                        .context_max = options->context_max + SCRATCH_ROWS};
     t->magic = MTP_MAGIC;
     t->options = *options;
     t->model = m;
@@ -125,9 +143,10 @@ void mtp_destroy(struct mtp **mtp_p)
     if (t == NULL)
         return;
     CHECK_OBJ(t, MTP_MAGIC);
-    void *all[] = {t->kv.blocks, t->kv.slots, t->free,   t->entries,     t->tables,
-                   t->pending,   t->z,        t->p,      t->e,           t->both,
-                   t->x,         t->u,        t->logits, t->first_logits};
+    void *all[] = {
+        t->kv.blocks, t->kv.slots, t->free, t->entries, t->tables, t->pending, t->z,
+        t->p,         t->e,        t->both, t->x,       t->u,      t->logits,  t->first_logits,
+        t->last_x,    t->last_u,   t->taken};
     for (size_t i = 0; i < ARRAY_COUNT(all); i++)
         mem_give(all[i]);
     model_cursor_destroy(&t->cursor);
@@ -164,22 +183,28 @@ static void add(struct mtp *t, uint32_t rows)
         t->x[i] += y[i];
 }
 
-/* Rows of p and ids at row `position` of the entry's cache: leaves x and u. */
-static void layer_run(struct mtp *t, struct entry *e, uint32_t position, uint32_t rows)
+/* The segments' rows of p and ids: leaves x and u. */
+static void layer_run(struct mtp *t)
 {
     struct model_cursor *c = t->cursor;
     const struct weights *w = t->model->weights;
     const struct weights_layer *l = &w->layers[t->layer];
-    uint32_t index = (uint32_t)(e - t->entries), hidden = t->hidden;
+    uint32_t hidden = t->hidden, rows = 0;
     c->kv = t->kv;
-    c->seq_count = 1;
+    c->seq_count = t->segment_count;
+    for (uint32_t i = 0; i < t->segment_count; i++) {
+        const struct segment *s = &t->segments[i];
+        uint32_t index = (uint32_t)(s->entry - t->entries);
+        c->seqs[i] = (struct op_seq){.row_begin = rows,
+                                     .row_count = s->rows,
+                                     .position_start = s->position,
+                                     .fresh = s->position == 0,
+                                     .slot = t->kv.slots + index * t->kv.slot_stride,
+                                     .blocks = s->entry->blocks};
+        for (uint32_t r = 0; r < s->rows; r++)
+            c->seq_of[rows++] = i;
+    }
     c->row_count = rows;
-    c->seqs[0] = (struct op_seq){.row_count = rows,
-                                 .position_start = position,
-                                 .fresh = position == 0,
-                                 .slot = t->kv.slots + index * t->kv.slot_stride,
-                                 .blocks = e->blocks};
-    memset(c->seq_of, 0, rows * sizeof(*c->seq_of));
     RUN(c, embed, .ids = t->ids, .w = w->embed, .h = t->e, .rows = rows, .streams = 1,
         .hidden = hidden);
     norm(t, t->e, w->mtp.embed_norm, t->both, 2 * (uint64_t)hidden, rows);
@@ -194,17 +219,26 @@ static void layer_run(struct mtp *t, struct entry *e, uint32_t position, uint32_
     norm(t, t->x, w->mtp.norm, t->u, hidden, rows);
 }
 
-/* The best token after a row that the layer ran. */
-static uint32_t best_of(struct mtp *t, uint32_t row)
+/* The last row of each segment is its feed's, until a later one comes. */
+static void keep_last(struct mtp *t)
+{
+    uint64_t hidden = t->hidden, row = 0;
+    for (uint32_t i = 0; i < t->segment_count; i++) {
+        const struct segment *s = &t->segments[i];
+        row += s->rows;
+        memcpy(t->last_x + s->feed * hidden, t->x + (row - 1) * hidden, hidden * sizeof(float));
+        memcpy(t->last_u + s->feed * hidden, t->u + (row - 1) * hidden, hidden * sizeof(float));
+        t->taken[s->feed] = true;
+    }
+}
+
+static uint32_t best_of(const struct mtp *t, const float *logits)
 {
     const struct model *m = t->model;
-    uint32_t best = 0, vocab = m->config.vocab_size;
+    uint32_t best = 0;
     bool any = false;
-    RUN(t->cursor, linear, .x = t->u + (uint64_t)row * t->hidden, .w = m->weights->head,
-        .y = t->logits, .rows = 1, .in = t->hidden, .out = vocab, .x_stride = t->hidden,
-        .y_stride = vocab);
-    for (uint32_t id = 0; id < vocab; id++) {
-        if (!m->info.has_token[id] || (any && !(t->logits[id] > t->logits[best])))
+    for (uint32_t id = 0; id < m->config.vocab_size; id++) {
+        if (!m->info.has_token[id] || (any && !(logits[id] > logits[best])))
             continue;
         best = id;
         any = true;
@@ -242,7 +276,8 @@ static bool evict(struct mtp *t, const struct entry *spared)
     struct entry *oldest = NULL;
     for (uint32_t i = 0; i < t->options.entries; i++) {
         struct entry *e = &t->entries[i];
-        if (e != spared && e->block_count > 0 && (oldest == NULL || e->use < oldest->use))
+        if (e != spared && !e->busy && e->block_count > 0 &&
+            (oldest == NULL || e->use < oldest->use))
             oldest = e;
     }
     if (oldest != NULL)
@@ -260,26 +295,44 @@ static bool room(struct mtp *t, struct entry *e, uint32_t rows)
     return true;
 }
 
-/* Runs what is staged, as the entry's next rows; the last of them stays in x and u. */
-static uint32_t flush(struct mtp *t, struct entry *e)
+/* Runs what is staged, as the entries' next rows. */
+static void flush(struct mtp *t)
 {
-    uint32_t rows = t->staged;
-    t->staged = 0;
-    if (rows == 0 || !e->live)
-        return 0;
-    if (!room(t, e, e->length + rows)) {
-        restart(t, e, 0); /* longer than all there is: anew with its next rows */
-        return 0;
+    if (t->segment_count > 0) {
+        layer_run(t);
+        keep_last(t);
     }
-    layer_run(t, e, e->length, rows);
-    e->length += rows;
-    return rows;
+    for (uint32_t i = 0; i < t->segment_count; i++)
+        t->segments[i].entry->length += t->segments[i].rows;
+    t->staged = t->segment_count = 0;
 }
 
-static void stage(struct mtp *t, struct entry *e, const float *hidden, uint32_t id)
+/* The segment of the feed, which is the last one; NULL: it has none yet. */
+static struct segment *segment_of(struct mtp *t, uint32_t feed)
 {
+    struct segment *s = t->segment_count > 0 ? &t->segments[t->segment_count - 1] : NULL;
+    return s != NULL && s->feed == feed ? s : NULL;
+}
+
+static void stage(struct mtp *t, struct entry *e, uint32_t feed, const float *hidden, uint32_t id)
+{
+    if (!e->live)
+        return;
     if (t->staged == STAGE_ROWS)
-        (void)flush(t, e);
+        flush(t);
+    struct segment *s = segment_of(t, feed);
+    uint32_t rows = s != NULL ? s->rows : 0;
+    if (!room(t, e, e->length + rows + 1)) {
+        t->staged -= rows;
+        t->segment_count -= s != NULL;
+        restart(t, e, 0); /* longer than all there is: anew with its next rows */
+        return;
+    }
+    if (s == NULL) {
+        s = &t->segments[t->segment_count++];
+        *s = (struct segment){.entry = e, .position = e->length, .feed = feed};
+    }
+    s->rows++;
     memcpy(t->p + (uint64_t)t->staged * t->hidden, hidden, t->hidden * sizeof(float));
     t->ids[t->staged++] = id;
 }
@@ -294,10 +347,10 @@ static void target_rows(struct mtp *t, const struct model_cursor *from, uint32_t
     norm(t, t->z, t->model->weights->norm, t->z, t->hidden, rows);
 }
 
-static void take_in(struct mtp *t, struct entry *e, const struct mtp_rows *r)
+static void take_in(struct mtp *t, struct entry *e, uint32_t feed, const struct mtp_rows *r)
 {
     if (e->pending)
-        stage(t, e, e->hidden, r->ids[0]);
+        stage(t, e, feed, e->hidden, r->ids[0]);
     e->pending = false;
     for (uint32_t at = 0; at < r->count;) {
         uint32_t rows = r->count - at < STAGE_ROWS ? r->count - at : STAGE_ROWS;
@@ -306,7 +359,7 @@ static void take_in(struct mtp *t, struct entry *e, const struct mtp_rows *r)
             uint32_t id = at + 1 < r->count ? r->ids[at + 1] : r->next;
             const float *hidden = t->z + (uint64_t)k * t->hidden;
             if (id != MTP_NO_ID) {
-                stage(t, e, hidden, id);
+                stage(t, e, feed, hidden, id);
                 continue;
             }
             memcpy(e->hidden, hidden, t->hidden * sizeof(float));
@@ -315,29 +368,90 @@ static void take_in(struct mtp *t, struct entry *e, const struct mtp_rows *r)
     }
 }
 
-uint32_t mtp_feed(struct mtp *t, const struct mtp_rows *r, uint32_t drafts_max, uint32_t *ret_ids)
+/* ---- drafts ---- */
+
+/* The next draft of each feed of a group, from its last row. */
+static void heads_run(struct mtp *t, struct mtp_feed *feeds, const uint32_t *group, uint32_t count)
 {
-    struct entry *e = entry_at(t, r->entry);
-    const float *recycled = t->options.recycle == MTP_POST_NORM ? t->u : t->x;
-    CHECK(r->count > 0 && drafts_max <= SCRATCH_ROWS);
-    if (!e->live || r->position != e->base + e->length + e->pending)
-        restart(t, e, r->position);
-    e->live = true;
-    e->use = ++t->use;
-    take_in(t, e, r);
-    uint32_t last = flush(t, e);
-    if (last == 0 || r->next == MTP_NO_ID || drafts_max == 0)
-        return 0;
-    uint32_t count = 1;
-    ret_ids[0] = best_of(t, --last);
-    memcpy(t->first_logits, t->logits, t->model->config.vocab_size * sizeof(float));
-    /* Rows beyond the final ones are overwritten when their tokens are known. */
-    for (; count < drafts_max && room(t, e, e->length + count); count++) {
-        memcpy(t->p, recycled + (uint64_t)last * t->hidden, t->hidden * sizeof(float));
-        t->ids[0] = ret_ids[count - 1];
-        layer_run(t, e, e->length + count - 1, 1);
-        last = 0;
-        ret_ids[count] = best_of(t, 0);
+    const struct model *m = t->model;
+    uint64_t hidden = t->hidden;
+    uint32_t vocab = m->config.vocab_size;
+    for (uint32_t i = 0; i < count; i++)
+        memcpy(t->z + i * hidden, t->last_u + group[i] * hidden, hidden * sizeof(float));
+    RUN(t->cursor, linear, .x = t->z, .w = m->weights->head, .y = t->logits, .rows = count,
+        .in = t->hidden, .out = vocab, .x_stride = hidden, .y_stride = vocab);
+    for (uint32_t i = 0; i < count; i++) {
+        struct mtp_feed *f = &feeds[group[i]];
+        const float *logits = t->logits + (uint64_t)i * vocab;
+        if (f->count == 0)
+            memcpy(t->first_logits, logits, vocab * sizeof(float));
+        f->ids[f->count++] = best_of(t, logits);
     }
-    return count;
+}
+
+/* Drafts of at most GROUP_FEEDS feeds, whose last rows are there. */
+static void group_draft(struct mtp *t, struct mtp_feed *feeds, uint32_t *group, uint32_t count)
+{
+    const float *recycled = t->options.recycle == MTP_POST_NORM ? t->last_u : t->last_x;
+    const uint64_t hidden = t->hidden;
+    if (count > 0)
+        heads_run(t, feeds, group, count);
+    for (;;) {
+        uint32_t left = 0;
+        CHECK(t->segment_count == 0);
+        /* Rows beyond the final ones are overwritten when their tokens are known. */
+        for (uint32_t i = 0; i < count; i++) {
+            struct mtp_feed *f = &feeds[group[i]];
+            struct entry *e = &t->entries[f->rows.entry];
+            if (f->count == f->drafts_max || !room(t, e, e->length + f->count))
+                continue;
+            memcpy(t->p + left * hidden, recycled + group[i] * hidden, hidden * sizeof(float));
+            t->ids[left] = f->ids[f->count - 1];
+            t->segments[left] = (struct segment){
+                .entry = e, .position = e->length + f->count - 1, .rows = 1, .feed = group[i]};
+            group[left++] = group[i];
+        }
+        if (left == 0)
+            return;
+        t->segment_count = count = left;
+        layer_run(t);
+        keep_last(t);
+        t->segment_count = 0;
+        heads_run(t, feeds, group, count);
+    }
+}
+
+void mtp_feed(struct mtp *t, struct mtp_feed *feeds, uint32_t count)
+{
+    uint32_t group[GROUP_FEEDS], in_group = 0;
+    CHECK_OBJ(t, MTP_MAGIC);
+    CHECK(count <= t->options.entries);
+    for (uint32_t i = 0; i < count; i++) {
+        struct entry *e = entry_at(t, feeds[i].rows.entry);
+        CHECK(!e->busy && feeds[i].rows.count > 0 && feeds[i].drafts_max <= SCRATCH_ROWS);
+        e->busy = true;
+        t->taken[i] = false;
+        feeds[i].count = 0;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        const struct mtp_rows *r = &feeds[i].rows;
+        struct entry *e = entry_at(t, r->entry);
+        if (!e->live || r->position != e->base + e->length + e->pending)
+            restart(t, e, r->position);
+        e->live = true;
+        e->use = ++t->use;
+        take_in(t, e, i, r);
+    }
+    flush(t);
+    for (uint32_t i = 0; i < count; i++) {
+        bool asks = feeds[i].rows.next != MTP_NO_ID && feeds[i].drafts_max > 0;
+        if (asks && t->taken[i] && entry_at(t, feeds[i].rows.entry)->live)
+            group[in_group++] = i;
+        if (in_group == GROUP_FEEDS || i + 1 == count) {
+            group_draft(t, feeds, group, in_group);
+            in_group = 0;
+        }
+    }
+    for (uint32_t i = 0; i < count; i++)
+        entry_at(t, feeds[i].rows.entry)->busy = false;
 }

@@ -5,7 +5,8 @@
  * the layer is the target's normed hidden state of position t with the embedding of token t + 1,
  * and says token t + 2; further drafts feed the layer's own hidden state back.  Rows lie in a cache
  * of its own, counted from the first row that came: what a prefix cache skipped is not missed.
- * Memory is bounded at create; the sequence not fed for longest makes room.  One rank only. */
+ * Memory is bounded at create; the sequence not fed for longest makes room.  With several ranks the
+ * layer is rank 0's alone, whole and without collectives: model_load keeps it beside the shares. */
 #ifndef LIB_MODEL_MTP_H
 #define LIB_MODEL_MTP_H
 
@@ -29,7 +30,7 @@ struct mtp_options {
     enum mtp_recycle recycle;
 };
 
-/* The model was loaded with its MTP layer and outlives this. */
+/* The model was loaded with its MTP layer, is that of rank 0, and outlives this. */
 MUST_USE enum err mtp_create(struct model *m, const struct mtp_options *options,
                              struct mtp **ret_mtp, struct err_detail *detail);
 void mtp_destroy(struct mtp **mtp_p);
@@ -46,10 +47,16 @@ struct mtp_rows {
     const uint32_t *ids;               /* [count] tokens of the rows */
     uint32_t next;                     /* token after them; MTP_NO_ID: not known yet */
 };
-/* Takes the rows in and, where the next token is known, drafts what follows it: at most drafts_max
- * ids.  Returns how many. */
-uint32_t mtp_feed(struct mtp *t, const struct mtp_rows *rows, uint32_t drafts_max,
-                  uint32_t *ret_ids);
+struct mtp_feed {
+    struct mtp_rows rows;
+    uint32_t drafts_max;                /* at most MODEL_DRAFT_ROWS_MAX */
+    uint32_t count;                     /* out: drafts */
+    uint32_t ids[MODEL_DRAFT_ROWS_MAX]; /* out */
+};
+/* Takes the rows of several sequences in, each at most once, and, where the next token is known,
+ * drafts what follows it.  All go through the layer together; none depends on the others, but that
+ * they do not make room for one another. */
+void mtp_feed(struct mtp *t, struct mtp_feed *feeds, uint32_t count);
 
 uint64_t mtp_bytes(const struct mtp *t); /* of the cache */
 /* Test hook: logits [vocab_size] of the first draft of the last feed with drafts. */

@@ -54,6 +54,12 @@ void weights_want_mtp(struct weights *w, const struct model_config *config)
     take_experts(&w->layers[w->layer_count], &w->shard);
 }
 
+void weights_want_mtp_only(struct weights *w, const struct model_config *config)
+{
+    weights_want_mtp(w, config);
+    w->only_mtp = true;
+}
+
 void weights_destroy(struct weights **w_p)
 {
     struct weights *w = *w_p;
@@ -378,7 +384,7 @@ enum err weights_bind(struct weights *w, const struct model_config *config,
     w->linears = mem_take_array(w->linear_count, sizeof(*w->linears));
     b.used = mem_take(safetensors_count(set) + 1);
     weights_each(w, config, check_one, &b);
-    if (b.err == ERR_OK)
+    if (b.err == ERR_OK && !w->only_mtp)
         b.err = check_extra(&b, config);
     mem_give(b.used);
     if (b.err != ERR_OK)

@@ -79,7 +79,7 @@ struct weights {
     float *norm;
     uint32_t layer_count;
     struct weights_layer *layers; /* [layer_count + 1]: the last is the MTP layer's */
-    bool has_mtp;
+    bool has_mtp, only_mtp;       /* only: the MTP layer, and what it shares with the trunk */
     struct weights_mtp mtp;
     float *pool; /* all widened values */
     uint64_t pool_floats;
@@ -94,6 +94,9 @@ struct weights *weights_create_shard(const struct model_config *config, const st
 void weights_destroy(struct weights **w_p);
 /* Before the bind: the MTP layer is bound too, which is else left alone. */
 void weights_want_mtp(struct weights *w, const struct model_config *config);
+/* The same, and of the trunk nothing but embedding, last norm and head.  Extra tensors are for the
+ * bind of the trunk to find. */
+void weights_want_mtp_only(struct weights *w, const struct model_config *config);
 
 struct weights_bind_options {
     bool widen;                     /* plain matrices become f32 too */

@@ -235,7 +235,7 @@ void weights_each(struct weights *w, const struct model_config *config, weights_
                                  .matrix = &w->embed};
     want(&k, &embed, "embed_tokens.weight");
     vector(&k, "norm.weight", &w->norm, config->hidden);
-    for (uint32_t i = 0; i < config->layers; i++) {
+    for (uint32_t i = 0; i < config->layers && !w->only_mtp; i++) {
         struct weights_layer *l = &w->layers[i];
         walk_sites(&k, l, i);
         if (config->layer_dsa[i])

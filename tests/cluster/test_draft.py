@@ -218,14 +218,26 @@ def test_the_models_own_layer_drafts():
               f"{accepted / steps:.2f} a step")
         assert 0 < accepted <= drafted and (k == 1 or accepted < drafted)
         assert temperature > 0 or accepted / steps > 0.6, (recycle, k)
-    run = Cluster(worker__spec="mtp:3", worker__ranks=2)
-    try:
-        run.up()
-        raise AssertionError("mtp with two ranks was accepted")
-    except AssertionError as e:
-        assert "mtp: not with several ranks" in str(e), e
-    finally:
-        run.__exit__()
+
+
+def test_the_models_own_layer_drafts_with_two_ranks():
+    """Rank 0 alone has the layer: the same text with drafts and without, cache rows shared or not."""
+    for sets in ({}, {"worker__dcp": 2}):
+        with Cluster(worker__mtp="true", worker__ranks=2, drafter__model="", **sets) as c:
+            accepted = drafted = 0
+            for sampling in SAMPLING:
+                asks = [(p, {**sampling, "seed": 11 + i}) for i, p in enumerate(prompts()[:4])]
+                want = [complete(c, p, spec="off", **f).ids for p, f in asks]
+                alone = [complete(c, p, spec="mtp:3", **f) for p, f in asks]
+                together = parallel([lambda a=a: complete(c, a[0], spec="mtp:7", **a[1])
+                                     for a in asks])
+                assert [r.ids for r in alone] == [r.ids for r in together] == want, sampling
+                for got in (alone, together):
+                    accepted += tally(got)[0]
+                    drafted += tally(got)[1]
+            print(f"{sets}: {accepted} of {drafted} drafts right")
+            assert 0 < accepted < drafted
+            c.ledger_settles()
 
 
 def test_a_new_drafter_finds_its_context_in_the_ring():

@@ -66,17 +66,26 @@ static void text_end(struct text *x)
     model_cursor_destroy(&x->cursor);
 }
 
+static struct mtp_feed feed_of(const struct text *x, uint32_t entry, uint32_t first, uint32_t count,
+                               bool known, uint32_t drafts)
+{
+    return (struct mtp_feed){.rows = {.entry = entry,
+                                      .cursor = x->cursor,
+                                      .first = first,
+                                      .count = count,
+                                      .position = first,
+                                      .ids = x->ids + first,
+                                      .next = known ? x->ids[first + count] : MTP_NO_ID},
+                             .drafts_max = drafts};
+}
+
 static uint32_t feed(struct mtp *t, const struct text *x, uint32_t entry, uint32_t first,
                      uint32_t count, bool known, uint32_t drafts, uint32_t *ids)
 {
-    struct mtp_rows r = {.entry = entry,
-                         .cursor = x->cursor,
-                         .first = first,
-                         .count = count,
-                         .position = first,
-                         .ids = x->ids + first,
-                         .next = known ? x->ids[first + count] : MTP_NO_ID};
-    return mtp_feed(t, &r, drafts, ids);
+    struct mtp_feed f = feed_of(x, entry, first, count, known, drafts);
+    mtp_feed(t, &f, 1);
+    memcpy(ids, f.ids, f.count * sizeof(*ids));
+    return f.count;
 }
 
 static void test_golden(void **state)
@@ -171,6 +180,69 @@ static void test_pieces_change_nothing(void **state)
     model_destroy(&m);
 }
 
+/* Many sequences in one pass: each as if it were alone, whatever their rows and drafts. */
+static void test_batches_change_nothing(void **state)
+{
+    (void)state;
+    enum { ENTRIES = 24 };
+    struct model *m = load("tests/golden/model-random");
+    struct text x = {.count = 0};
+    x.count = test_ids("tests/golden/model-random/golden.safetensors", "sparse.ids", x.ids, 300);
+    text_run(&x, m, x.count);
+    struct mtp *alone = NULL, *together = NULL;
+    struct err_detail detail = {{0}};
+    struct mtp_options o = {
+        .entries = ENTRIES, .context_max = TEXT_MAX, .tokens_max = ENTRIES * TEXT_MAX};
+    assert_int_equal(mtp_create(m, &o, &alone, &detail), ERR_OK);
+    assert_int_equal(mtp_create(m, &o, &together, &detail), ERR_OK);
+    uint32_t at[ENTRIES] = {0}, drafted = 0;
+    struct rng rng;
+    rng_init(&rng, 0x5eed0063);
+    for (uint32_t round = 0; round < 6; round++) {
+        struct mtp_feed feeds[ENTRIES], one;
+        uint32_t count = 0;
+        for (uint32_t e = 0; e < ENTRIES; e++) {
+            uint32_t left = x.count - 1 - at[e], rows = 1 + rng_below(&rng, round == 0 ? 90 : 9);
+            if (rng_below(&rng, 5) == 0 || left < rows)
+                continue; /* not in this batch */
+            feeds[count++] =
+                feed_of(&x, e, at[e], rows, rng_below(&rng, 4) > 0, rng_below(&rng, 8));
+            at[e] += rows;
+        }
+        for (uint32_t i = count; i > 1; i--) { /* in any order */
+            uint32_t k = rng_below(&rng, i);
+            one = feeds[k];
+            feeds[k] = feeds[i - 1];
+            feeds[i - 1] = one;
+        }
+        mtp_feed(together, feeds, count);
+        for (uint32_t i = 0; i < count; i++) {
+            one = feeds[i];
+            mtp_feed(alone, &one, 1);
+            assert_int_equal(one.count, feeds[i].count);
+            assert_int_equal(one.count, one.rows.next == MTP_NO_ID ? 0 : one.drafts_max);
+            assert_memory_equal(one.ids, feeds[i].ids, one.count * sizeof(*one.ids));
+            drafted += one.count;
+        }
+    }
+    assert_true(drafted > 200);
+    /* One that finds no room has no drafts, and takes none from the others. */
+    mtp_destroy(&together);
+    o.tokens_max = 128; /* 3 blocks of 64 */
+    assert_int_equal(mtp_create(m, &o, &together, &detail), ERR_OK);
+    struct mtp_feed three[3] = {feed_of(&x, 0, 0, 60, true, 3), feed_of(&x, 1, 0, 250, true, 3),
+                                feed_of(&x, 2, 0, 60, true, 3)};
+    mtp_feed(together, three, 3);
+    assert_int_equal(three[0].count, 3);
+    assert_int_equal(three[1].count, 0);
+    assert_int_equal(three[2].count, 3);
+    assert_memory_equal(three[0].ids, three[2].ids, 3 * sizeof(uint32_t));
+    mtp_destroy(&alone);
+    mtp_destroy(&together);
+    text_end(&x);
+    model_destroy(&m);
+}
+
 /* The sequence not fed for longest makes room; one longer than all there is has no drafts. */
 static void test_memory_is_bounded(void **state)
 {
@@ -258,16 +330,60 @@ static void test_the_switch(void **state)
     model_destroy(&m);
 }
 
+/* A collective that must not be called. */
 static enum err no_reduce(void *arg, float *values, size_t count)
 {
     (void)arg, (void)values, (void)count;
+    fail_msg("all_reduce");
     return ERR_CLOSED;
 }
 
 static enum err no_gather(void *arg, const void *own, size_t bytes, void *ret_all)
 {
     (void)arg, (void)own, (void)bytes, (void)ret_all;
+    fail_msg("all_gather");
     return ERR_CLOSED;
+}
+
+/* Rank 0 of two has the layer whole: the drafts of one that is alone, without a collective. */
+static void test_rank_0_has_it_whole(void **state)
+{
+    (void)state;
+    char path[1024];
+    struct err_detail detail = {{0}};
+    struct model *m = load("tests/golden/model-random"), *ranked = NULL;
+    struct text x = {.count = 0};
+    uint32_t want[8], got[8];
+    x.count = test_ids("tests/golden/model-random/golden.safetensors", "sparse.ids", x.ids, 300);
+    text_run(&x, m, x.count);
+    test_path(path, sizeof(path), "tests/golden/model-random");
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct model_group group = {.rank = rank,
+                                    .ranks = 2,
+                                    .moe = SHARD_MOE_EP,
+                                    .all_reduce = no_reduce,
+                                    .all_gather = no_gather};
+        struct model_options options = {
+            .directory = path, .threads = 1, .mtp = true, .group = &group};
+        if (model_load(&options, &ranked, &detail) != ERR_OK)
+            fail_msg("%s", detail.text);
+        if (rank == 0) {
+            struct mtp *alone = mtp_new(m, 4 * TEXT_MAX, MTP_POST_NORM);
+            struct mtp *whole = mtp_new(ranked, 4 * TEXT_MAX, MTP_POST_NORM);
+            for (uint32_t at = 0; at + 20 < x.count; at += 20) {
+                assert_int_equal(feed(alone, &x, 0, at, 20, true, 7, want), 7);
+                assert_int_equal(feed(whole, &x, 0, at, 20, true, 7, got), 7);
+                assert_memory_equal(got, want, 7 * sizeof(*got));
+                assert_memory_equal(mtp_logits(whole), mtp_logits(alone),
+                                    model_info(m)->vocab_size * sizeof(float));
+            }
+            mtp_destroy(&alone);
+            mtp_destroy(&whole);
+        }
+        model_destroy(&ranked);
+    }
+    text_end(&x);
+    model_destroy(&m);
 }
 
 static void test_refusals(void **state)
@@ -277,10 +393,9 @@ static void test_refusals(void **state)
     struct err_detail detail = {{0}};
     struct model *m = NULL;
     test_path(path, sizeof(path), "tests/golden/model-random");
-    struct model_group group = {.ranks = 2, .all_reduce = no_reduce, .all_gather = no_gather};
-    struct model_options options = {.directory = path, .threads = 1, .mtp = true, .group = &group};
-    assert_int_equal(model_load(&options, &m, &detail), ERR_UNSUPPORTED);
-    assert_non_null(strstr(detail.text, "mtp: not with 2 ranks"));
+    struct model_group group = {
+        .ranks = 2, .moe = SHARD_MOE_EP, .all_reduce = no_reduce, .all_gather = no_gather};
+    struct model_options options;
     /* A checkpoint that has none. */
     assert_non_null(mkdtemp(dir));
     snprintf(from, sizeof(from), "%s/model.safetensors", path);
@@ -301,9 +416,13 @@ static void test_refusals(void **state)
     assert_non_null(f);
     assert_int_equal(fwrite(text, 1, bytes, f), bytes);
     assert_int_equal(fclose(f), 0);
-    options = (struct model_options){.directory = dir, .threads = 1, .mtp = true};
-    assert_int_equal(model_load(&options, &m, &detail), ERR_INVALID);
-    assert_non_null(strstr(detail.text, "num_nextn_predict_layers"));
+    for (uint32_t ranked = 0; ranked < 2; ranked++) {
+        options = (struct model_options){
+            .directory = dir, .threads = 1, .mtp = true, .group = ranked == 1 ? &group : NULL};
+        detail.text[0] = 0;
+        assert_int_equal(model_load(&options, &m, &detail), ERR_INVALID);
+        assert_non_null(strstr(detail.text, "num_nextn_predict_layers"));
+    }
     unlink(config);
     unlink(to);
     assert_int_equal(rmdir(dir), 0);
@@ -314,7 +433,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden),
         cmocka_unit_test(test_pieces_change_nothing),
+        cmocka_unit_test(test_batches_change_nothing),
         cmocka_unit_test(test_memory_is_bounded),
+        cmocka_unit_test(test_rank_0_has_it_whole),
         cmocka_unit_test(test_recycling),
         cmocka_unit_test(test_the_switch),
         cmocka_unit_test(test_refusals),
