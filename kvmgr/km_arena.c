@@ -307,9 +307,9 @@ static void recover_block(struct km_arena *a, uint32_t block, const void *bytes,
         block_guard_check(a, block);
         return;
     }
-    if (follows && sound && h.state == KV_COMMITTED && h.data_crc != block_sum(a, block))
-        report->data_broken++;
-    if (sound && h.state == KV_COMMITTED && h.position < a->layout.block_count) {
+    bool intact =
+        !follows || !sound || h.state != KV_COMMITTED || h.data_crc == block_sum(a, block);
+    if (intact && sound && h.state == KV_COMMITTED && h.position < a->layout.block_count) {
         CHECK(a->found_count < a->layout.block_count);
         a->found[a->found_count++] = (struct km_found_block){.hash = h.hash,
                                                              .parent = h.parent,
@@ -318,7 +318,9 @@ static void recover_block(struct km_arena *a, uint32_t block, const void *bytes,
                                                              .sealed = h.data_crc != 0};
         return;
     }
-    *(sound ? &report->blocks_freed : &report->headers_broken) += 1;
+    *(!sound    ? &report->headers_broken
+      : !intact ? &report->data_broken
+                : &report->blocks_freed) += 1;
     km_arena_blocks_free(a, &block, 1);
 }
 
@@ -333,13 +335,14 @@ static void recover_slot(struct km_arena *a, uint32_t slot, uint32_t epoch, bool
         slot_guard_check(a, slot);
         return;
     }
-    if (sound && h.kind == KV_SLOT_SNAPSHOT && h.state == KV_COMMITTED) {
-        report->data_broken += follows && h.data_crc != slot_sum(a, slot);
+    bool snapshot = sound && h.kind == KV_SLOT_SNAPSHOT && h.state == KV_COMMITTED;
+    if (snapshot && (!follows || h.data_crc == slot_sum(a, slot))) {
         a->found_snapshots[a->found_snapshot_count++] = (struct km_found_snapshot){
             .hash = h.hash, .slot = slot, .token_count = h.token_count, .sealed = h.data_crc != 0};
         return;
     }
     report->headers_broken += !sound;
+    report->data_broken += snapshot;
     km_arena_slots_free(a, &slot, 1);
 }
 
