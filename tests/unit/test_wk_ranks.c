@@ -353,7 +353,7 @@ static void test_shapes_by_position(void **state)
     const struct model_kv *kv = &d.heard.kv;
     assert_int_equal(kv->block_tokens, 512);
     assert_int_equal(kv->index_offset, 256 * 32 * 2);
-    assert_int_equal(kv->block_stride, 2 * (256 * 32 * 2 + 256 / 4 * 8 * 4));
+    assert_int_equal(kv->block_stride, 2 * (256 * 32 * 2 + 256 / 4 * 8 * 4) + 4096); /* guard */
     assert_int_equal(memory_bytes(&d), 3 * 4096 + 12 * kv->block_stride + 3 * 4096);
 
     static const struct {
@@ -611,7 +611,7 @@ static void test_orders_wait(void **state)
     duo_fini(&d);
 }
 
-/* What rank 1 keeps for so many blocks, without head and slots. */
+/* What rank 1 keeps for so many blocks, without head, slots, and the blocks' guards. */
 static uint64_t blocks_bytes(uint32_t interleave)
 {
     static uint8_t nothing[64];
@@ -631,8 +631,9 @@ static uint64_t blocks_bytes(uint32_t interleave)
         until(&sides[r], &sides[r].loaded, 1);
     assert_int_equal(wk_exec_attach(sides[0].exec, &kv, 2), ERR_OK);
     until(&sides[0], &sides[0].attached, 1);
-    uint64_t slot = (wk_exec_loaded(sides[1].exec)->info->state_bytes + 4095) / 4096 * 4096;
-    uint64_t bytes = memory_bytes(&d) - 3 * 4096 - slot; /* superblock, two tables */
+    uint64_t slot = wk_exec_loaded(sides[1].exec)->info->state_bytes + KV_GUARD_BYTES_MIN;
+    uint64_t bytes = memory_bytes(&d) - 3 * 4096 - (slot + 4095) / 4096 * 4096;
+    bytes -= (uint64_t)kv.block_count * 4096; /* rows of whole pages: the guard is one more */
     for (uint32_t r = 0; r < 2; r++)
         side_close(&sides[r]);
     duo_fini(&d);
