@@ -259,7 +259,10 @@ static void bench_transport(struct rig *r, struct party *p, uint32_t steps)
     printf("verify step of %u rows %.2f ms, with %u layers watched %.2f ms; taps of %u rows into "
            "the ring %.1f us, proposal and reply %.1f us (medians of %u)\n",
            ROWS, step / 1e3, TAPS, median(watched, steps) / 1e3, ROWS, tap, tell, steps);
-    printf("tap write and messages: %.2f %% of a step\n", 100 * (tap + tell) / step);
+    printf("tap write and messages: %.2f %% of a step; of the least of each, %.1f and %.1f us in "
+           "%.2f ms, %.2f %%\n",
+           100 * (tap + tell) / step, write[0], told[0], plain[0] / 1e3,
+           100 * (write[0] + told[0]) / plain[0]);
     wk_taps_destroy(&taps);
 }
 

@@ -170,8 +170,8 @@ static void bounds_apply(struct arena *a, struct rng *r, struct msg *m)
         m->u.kv_attach.rank %= m->u.kv_attach.ranks;
         m->u.kv_attach.state_bytes %= KV_STATE_BYTES_MAX + 1;
         m->u.kv_attach.block_count %= KV_BLOCKS_MAX + 1;
-        m->u.kv_attach.kv_dtype %= 4;
-        m->u.kv_attach.index_dtype %= 4;
+        m->u.kv_attach.kv_dtype %= KV_FP8 + 1;
+        m->u.kv_attach.index_dtype %= KV_FP8 + 1;
         break;
     case MSG_KV_ATTACH_REPLY:
         m->u.kv_attach_reply.code %= ERR_COUNT;
