@@ -312,7 +312,7 @@ static uint32_t adopt_valid(struct km_core *core, const struct msg_kv_adopt *ado
             continue;
         }
         struct km_node *n = km_index_node(ix, block);
-        if (n->state != KM_NODE_INDEXED || n->parent != known)
+        if (n->state != KM_NODE_INDEXED || n->parent != known || n->damaged)
             break;
         km_index_touch(km_pool_index(core->pool), block, km_index_ticks(core->now_us));
         known = block;

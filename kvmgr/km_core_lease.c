@@ -135,10 +135,10 @@ static uint32_t front_find(const struct km_core *core, const struct msg_kv_open 
         if (block == KM_NONE)
             break;
         const struct km_node *n = km_index_node(ix, block);
-        if (n->state != KM_NODE_INDEXED || n->parent != known)
+        if (n->state != KM_NODE_INDEXED || n->parent != known || n->damaged)
             break;
         known = block;
-        if (n->snapshot != KM_NONE)
+        if (core_snapshot_good(core, n))
             found = block;
     }
     *ret_known = known;

@@ -75,16 +75,23 @@ bool core_proven(const struct km_core *core, uint32_t tail, uint32_t slot)
     return true;
 }
 
-/* Whether everything that it wants is read. */
+bool core_snapshot_good(const struct km_core *core, const struct km_node *n)
+{
+    return n->snapshot != KM_NONE &&
+           !km_index_snap(km_pool_index(core->pool), n->snapshot)->damaged;
+}
+
+/* Whether everything that it wants is read; what is damaged is not waited for. */
 static bool want_pump(struct km_core *core, struct km_proof_want *w)
 {
     const struct km_index *ix = km_pool_index(core->pool);
-    if (w->slot != KM_NONE && !prove_slot(core, w->slot))
+    const struct km_snap *s = w->slot != KM_NONE ? km_index_snap(ix, w->slot) : NULL;
+    if (s && s->unproven && !s->damaged && !prove_slot(core, w->slot))
         return false;
     for (; w->cursor != KM_NONE; w->cursor = km_index_node(ix, w->cursor)->parent)
-        if (!prove_block(core, w->cursor))
+        if (!km_index_node(ix, w->cursor)->damaged && !prove_block(core, w->cursor))
             return false;
-    return core_proven(core, w->tail, w->slot);
+    return core_proven(core, w->tail, s && s->damaged ? KM_NONE : w->slot);
 }
 
 bool core_prove(struct km_core *core, uint32_t tail, uint32_t slot)
@@ -153,6 +160,7 @@ void core_damaged(struct km_core *core, struct km_actions *actions, const uint32
         if (n->state != KM_NODE_INDEXED || !n->unproven)
             continue; /* gone meanwhile */
         marks[blocks[i]] = MARK_DAMAGED;
+        km_index_node(ix, blocks[i])->damaged = 1;
         first = blocks[i];
     }
     if (first == KM_NONE)
@@ -188,14 +196,14 @@ static void slot_proved(struct km_core *core, struct km_actions *actions, const 
     s->refs--;
     s->proving = 0;
     if (r->code == ERR_OK) {
-        s->unproven = 0;
+        s->unproven = s->damaged = 0;
     } else {
-        core->stats.snapshots_damaged++;
+        core->stats.snapshots_damaged += !s->damaged;
         core_trace(core, actions, "damaged snapshot found", 0, 0, "");
         if (s->refs == 0)
             km_pool_snap_free(core->pool, r->index);
         else
-            s->leaving = 1; /* when it is written */
+            s->leaving = s->damaged = 1; /* when it is written */
     }
     km_pool_unref(core->pool, node);
     core_leave(core, node);
@@ -219,9 +227,9 @@ void core_proved(struct km_core *core, struct km_actions *actions, const struct 
         CHECK(n->proving && n->state == KM_NODE_INDEXED);
         n->proving = 0;
         if (r->code == ERR_OK) {
-            n->unproven = 0;
+            n->unproven = n->damaged = 0;
         } else {
-            core->stats.blocks_damaged++;
+            core->stats.blocks_damaged += !n->damaged;
             damaged[count++] = r->index;
         }
         km_pool_unref(core->pool, r->index);
@@ -249,21 +257,28 @@ void core_suspect(struct km_core *core, uint32_t block)
 
 /* --- in the background */
 
-/* Looks at one block or slot; the bytes that are asked for. */
+/* Looks at one block or slot; the bytes that are asked for.  What is damaged is read again, and
+ * leaves, when nothing uses it. */
 static uint64_t look(struct km_core *core, uint32_t at)
 {
     const struct km_index *ix = km_pool_index(core->pool);
     if (at < core->arena.block_count) {
-        if (!km_index_node(ix, at)->unproven)
+        const struct km_node *n = km_index_node(ix, at);
+        if (!n->unproven)
             return 0;
         core->unproven_seen = true;
+        if (n->damaged && n->refs > 0)
+            return 0;
         (void)prove_block(core, at);
         return core->arena.object_bytes[KM_OBJECT_BLOCK];
     }
     uint32_t slot = km_index_snap_first(ix) + at - core->arena.block_count;
-    if (!km_index_snap(ix, slot)->unproven)
+    const struct km_snap *s = km_index_snap(ix, slot);
+    if (!s->unproven)
         return 0;
     core->unproven_seen = true;
+    if (s->damaged && s->refs > 0)
+        return 0;
     (void)prove_slot(core, slot);
     return core->arena.object_bytes[KM_OBJECT_SNAPSHOT];
 }

@@ -161,20 +161,24 @@ static uint32_t write_done(struct km_core *core, const struct km_store_result *r
         block = s->node;
         bool leaving = s->leaving || r->code == ERR_CORRUPT;
         s->leaving = 0;
-        s->unproven = r->code == ERR_OK ? 0 : s->unproven || r->code == ERR_CORRUPT;
+        if (r->code == ERR_OK) {
+            s->unproven = s->damaged = 0;
+        } else if (r->code == ERR_CORRUPT) {
+            core->stats.snapshots_damaged += !s->damaged;
+            s->unproven = s->damaged = 1;
+        }
         core->unproven |= r->code == ERR_CORRUPT;
-        core->stats.snapshots_damaged += r->code == ERR_CORRUPT;
         if (leaving && s->refs == 0) /* else an open came for it */
             km_pool_snap_free(core->pool, r->item.index);
     } else {
         struct km_node *n = km_index_node(ix, block);
         n->storing = 0;
         if (r->code == ERR_OK) {
-            n->unproven = 0;
+            n->unproven = n->damaged = 0;
         } else if (r->code == ERR_CORRUPT) {
             n->unproven = 1;
             damaged = block;
-            core->stats.blocks_damaged++;
+            core->stats.blocks_damaged += !n->damaged;
         }
     }
     CHECK(memcmp(&km_index_node(ix, block)->hash, &r->item.hash, sizeof(r->item.hash)) == 0);
@@ -302,14 +306,15 @@ static uint32_t load_reach(const struct km_core *core, const struct msg_kv_open 
     for (uint32_t i = 0; i < max; i++) {
         const struct hash128 *hash = &open->hashes[i];
         uint32_t block = km_index_find(ix, hash);
-        bool snapshot = false;
+        bool snapshot = false, lost = false;
         if (block != KM_NONE) {
             const struct km_node *n = km_index_node(ix, block);
             if (n->state == KM_NODE_LOADING)
                 *ret_busy = true;
-            if (n->state != KM_NODE_INDEXED || n->parent != parent || !resident)
+            if (n->state != KM_NODE_INDEXED || n->parent != parent || n->damaged || !resident)
                 break;
-            snapshot = n->snapshot != KM_NONE;
+            snapshot = core_snapshot_good(core, n);
+            lost = n->snapshot != KM_NONE && !snapshot;
             parent = block;
             *ret_resident = i + 1;
         } else {
@@ -318,7 +323,7 @@ static uint32_t load_reach(const struct km_core *core, const struct msg_kv_open 
                 !km_tier_has(core->tier, KM_OBJECT_BLOCK, hash))
                 break;
         }
-        if (snapshot || km_tier_has(core->tier, KM_OBJECT_SNAPSHOT, hash))
+        if (snapshot || (!lost && km_tier_has(core->tier, KM_OBJECT_SNAPSHOT, hash)))
             reach = i + 1;
     }
     return reach;

@@ -44,7 +44,8 @@ struct km_node { /* read-only outside km_index.c but for "user" fields */
     uint32_t snapshot;      /* slot with the state at the block's end, KM_NONE */
     unsigned position : 24, /* index of the block in its chain */
         unproven : 1,       /* user: of an earlier process, its data were not read yet */
-        proving : 1;        /* user: they are being read */
+        proving : 1,        /* user: they are being read */
+        damaged : 1;        /* user: unproven, and were read: nothing waits for them */
     uint32_t session;       /* user: who is charged for it, KM_NONE */
     uint32_t used;          /* km_index_ticks of its last use */
     unsigned children : 23, state : 2, class : 2, queued : 1, /* in the heap */
@@ -66,13 +67,13 @@ enum km_snap_state {
 struct km_snap { /* a snapshot slot; numbers run from snapshot_first */
     uint32_t node;
     uint32_t used;
-    uint16_t refs;             /* opens whose worker may still read it, writes to the tier */
-    uint8_t state;             /* enum km_snap_state */
-    uint8_t worker;            /* that it is granted to */
-    uint8_t covered;           /* a later one of the same chain exists, and no fork between */
-    uint8_t storing;           /* user: being written to the tier */
-    uint8_t leaving;           /* user: given up when it is written */
-    uint8_t unproven, proving; /* user: as in km_node */
+    uint16_t refs;   /* opens whose worker may still read it, writes to the tier */
+    uint8_t state;   /* enum km_snap_state */
+    uint8_t worker;  /* that it is granted to */
+    uint8_t covered; /* a later one of the same chain exists, and no fork between */
+    uint8_t storing; /* user: being written to the tier */
+    uint8_t leaving; /* user: given up when it is written */
+    uint8_t unproven, proving, damaged; /* user: as in km_node */
 };
 
 struct km_index;

@@ -15,7 +15,7 @@ import threading
 import time
 
 import cluster
-from cluster import Cluster, Load, parallel, wait_for
+from cluster import Cluster, Load, Skipped, parallel, wait_for
 
 BLOCK = 16
 LONG = os.environ.get("TANDEM_LONG") == "1"
@@ -408,16 +408,14 @@ def test_a_pinned_conversation_stays():
 def test_a_full_file_system():
     """The tier's file system fills up: the tier is off, says so, and the service goes on."""
     if os.geteuid() != 0:
-        print("not root: no file system of its own")
-        return
+        raise Skipped("not root: no file system of its own")
     with Cluster(kvmgr__block_tokens=BLOCK) as c:
         store = os.path.join(c.dir, "small")
         os.mkdir(store)
         mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=0700", "small", store],
                                  capture_output=True, text=True, check=False)
         if mounted.returncode != 0:
-            print("no file system of its own:", mounted.stderr)
-            return
+            raise Skipped(f"no file system of its own: {mounted.stderr.strip()}")
         try:
             c.sets["kvmgr.kv_store_dir"] = os.path.join(store, "tier")
             c.sets["kvmgr.kv_store_bytes"] = 1 << 30

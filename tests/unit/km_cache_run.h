@@ -57,7 +57,9 @@ static inline void open_send(struct run *r)
                                        .hash_count = r->full,
                                        .hashes = r->chain,
                                        .reuse_max = r->tokens > 0 ? r->tokens - 1 : 0};
-    for (uint32_t proved = UINT32_MAX; W->proved != proved;) { /* again when more was read */
+    /* Again when more was read, which ends. */
+    for (uint32_t proved = UINT32_MAX, i = 0; W->proved != proved; i++) {
+        assert_true(i < CW_BLOCKS);
         proved = W->proved;
         W->last = (struct msg){0};
         cw_send(W, r->peer, &m);

@@ -393,6 +393,31 @@ static void the_background_reads_all(void **state)
     assert_int_equal(km_core_stats(W->core)->blocks_damaged, 2);
 }
 
+/* What is damaged stays while it is in use; nobody waits for that. */
+static void damage_in_use_is_a_miss(void **state)
+{
+    (void)turn(1, 1, 0, words_a, 3 * CW_BT + 2);
+    (void)turn(2, 1, 0, words_a, 6 * CW_BT + 2);
+    struct run user = {.request = 3, .session = 1}, other = {.request = 4, .session = 2};
+    run_chain(&user, words_a, 6 * CW_BT + 2);
+    run_chain(&other, words_a, 6 * CW_BT + 2);
+    assert_int_equal(run_open(&user), ERR_OK);
+    assert_int_equal(user.reused, 6);
+    W->block_data[user.blocks[4]].bytes[0] ^= 1;
+    cw_step(W, (struct km_event){.type = KM_EVENT_SUSPECT, .u.suspect = user.blocks[4]});
+    assert_int_equal(run_open(&other), ERR_OK);
+    assert_int_equal(other.reused, 3);
+    assert_int_equal(W->proved, 1); /* and it is not read again for each open */
+    run_commit(&other);
+    cw_check(W);
+    run_release(&user, true);
+    run_release(&other, true);
+    cw_tick(W); /* found again, and unused */
+    cw_check(W);
+    assert_int_equal(turn(5, 1, 0, words_a, 6 * CW_BT + 2).reused, 3);
+    assert_int_equal(turn(6, 1, 0, words_a, 6 * CW_BT + 2).reused, 6);
+}
+
 static void damage_does_not_reach_the_tier(void **state)
 {
     W->objects = calloc(CW_OBJECTS, sizeof(*W->objects));
@@ -516,13 +541,19 @@ static void what_is_pinned_by_name_stays(void **state)
     W->now_us += 3601ull * CW_SECOND;
     cw_tick(W);
     assert_int_equal(km_core_pinned(W->core), 0);
+    cw_attach(W, 0, 100); /* an hour of silence */
     flood(40);
     assert_int_equal(turn(5, 1, 0, words_a, 6 * CW_BT + 2).reused, 0);
-    /* It grows beyond what pins may keep: then it is like others. */
+    /* It grows beyond what pins may keep: then it is the last to go. */
     assert_int_equal(pin("s1", 3600), ERR_OK);
     assert_int_equal(turn(6, 1, 0, words_a, 12 * CW_BT + 2).reused, 6);
     flood(50);
-    assert_int_equal(turn(7, 1, 0, words_a, 12 * CW_BT + 2).reused, 0);
+    assert_int_equal(turn(7, 1, 0, words_a, 12 * CW_BT + 2).reused, 12);
+    uint32_t words[CHAIN_MAX];
+    for (uint32_t i = 0; i < CHAIN_MAX; i++)
+        words[i] = 60000 + i;
+    (void)turn(60, 200, 0, words, 30 * CW_BT + 1); /* more than there is beside it */
+    assert_true(turn(8, 1, 0, words_a, 12 * CW_BT + 2).reused < 12);
 }
 
 /* Blocks are all in use: the cheapest to compute again gives way, but not the one that did last. */
@@ -894,6 +925,7 @@ int main(void)
         CASE(damaged_blocks_are_dropped_and_nothing_else),
         CASE(a_damaged_snapshot_is_dropped_alone),
         CASE(the_background_reads_all),
+        CASE(damage_in_use_is_a_miss),
         CASE(damage_does_not_reach_the_tier),
         CASE(maps_are_believed_only_as_far_as_headers_agree),
         CASE(a_dead_worker_leaves_what_it_committed),
