@@ -161,7 +161,7 @@ def test_a_nodes_file_says_what_is_wrong():
         f"a 10.0.0.1 {every}\nb 10.0.0.2\n": "b has no role",
         f"a 10.0.0.1 {every}\nb 10.0.0.2 workers\n": 'no role "workers"',
         f"a 10.0.0.1 {every}\nb 10.0.0.2 worker-0\n": "worker-0 is there twice",
-        "a 10.0.0.1 redis kvmgr drafter router worker-0\nb 10.0.0.2 gateway worker-1\n": "gateway must be on a",
+        "a 10.0.0.1 redis kvmgr drafter router worker-0\nb 10.0.0.2 gateway kvmgr-1 worker-1\n": "gateway must be on a",
         "a 10.0.0.1 redis kvmgr drafter router worker-0\n": "no node has gateway",
         "$(id) 10.0.0.1 redis\n": "is no name",
         f"a 10.0.0.1 {every}\nb 10.0.0.2 worker-1\n": "kvmgr-1 is missing on b",
