@@ -579,9 +579,50 @@ static void a_learned_mask_vector_takes_the_rows(void **state)
     copy_close(&c);
 }
 
+/* Of a drafter whose config or one bit of one tensor is another. */
+static struct hash128 context_fp_of(const char *from, const char *to, const char *tensor)
+{
+    struct copy c;
+    struct parts f;
+    struct err_detail detail;
+    struct dflash *d = NULL;
+    copy_open(&c, from, to, NULL, NULL);
+    parts_read(&f);
+    if (tensor != NULL) {
+        size_t count;
+        uint16_t *values = parts_tensor(&f, tensor, &count);
+        values[count - 1] ^= 1;
+    }
+    parts_write(&f, &c);
+    struct dflash_options options = {.directory = c.dir, .threads = 1, .context_only = true};
+    if (dflash_load(&options, &d, &detail) != ERR_OK)
+        fail_msg("%s", detail.text);
+    struct hash128 fp = dflash_context_fp(d);
+    dflash_destroy(&d);
+    copy_close(&c);
+    return fp;
+}
+
+static void whatever_makes_context_vectors_is_in_their_fingerprint(void **state)
+{
+    (void)state;
+    struct hash128 plain = context_fp_of(NULL, NULL, NULL);
+    struct hash128 same = context_fp_of(NULL, NULL, "layers.0.self_attn.k_proj.weight");
+    assert_memory_equal(&plain, &same, sizeof(plain));
+    struct hash128 others[] = {
+        context_fp_of(NULL, NULL, "fc.weight"),
+        context_fp_of(NULL, NULL, "hidden_norm.weight"),
+        context_fp_of("\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e-06", NULL),
+        context_fp_of("4,\n   1,", "1,\n   4,", NULL),
+    };
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++)
+        assert_memory_not_equal(&plain, &others[i], sizeof(plain));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(whatever_makes_context_vectors_is_in_their_fingerprint),
         cmocka_unit_test(unknown_things_are_refused_by_name),
         cmocka_unit_test(a_v2_file_is_no_v1_drafter),
         cmocka_unit_test(both_spellings_become_one),
