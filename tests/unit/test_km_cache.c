@@ -532,6 +532,20 @@ static void what_is_pinned_by_name_stays(void **state)
     assert_int_equal(km_core_pinned(W->core), 6);
     flood(20);
     assert_int_equal(turn(3, 1, 0, words_a, 6 * CW_BT + 2).reused, 6);
+    struct run greedy = {.request = 100, .session = 300};
+    uint32_t words[CHAIN_MAX];
+    for (uint32_t i = 0; i < CHAIN_MAX; i++)
+        words[i] = 60000 + i;
+    run_chain(&greedy, words, 34 * CW_BT + 1); /* all there is but for one of its blocks */
+    assert_int_equal(run_open(&greedy), ERR_KV_FULL);
+    for (uint32_t i = 0; i < 9; i++) { /* more states than there are slots */
+        words[0]++;
+        W->now_us += CW_SECOND;
+        (void)turn(110 + i, 400 + i, 0, words, 2 * CW_BT + 1);
+    }
+    assert_int_equal(turn(8, 1, 0, words_a, 6 * CW_BT + 2).reused, 6);
+    flood(20);
+    assert_int_equal(turn(9, 1, 0, words_a, 6 * CW_BT + 2).reused, 6);
     assert_int_equal(pin("s105", 3600), ERR_TOO_LARGE); /* 20 blocks */
     assert_int_equal(pin("s1", 0), ERR_OK);
     flood(30);
@@ -549,11 +563,8 @@ static void what_is_pinned_by_name_stays(void **state)
     assert_int_equal(turn(6, 1, 0, words_a, 12 * CW_BT + 2).reused, 6);
     flood(50);
     assert_int_equal(turn(7, 1, 0, words_a, 12 * CW_BT + 2).reused, 12);
-    uint32_t words[CHAIN_MAX];
-    for (uint32_t i = 0; i < CHAIN_MAX; i++)
-        words[i] = 60000 + i;
     (void)turn(60, 200, 0, words, 30 * CW_BT + 1); /* more than there is beside it */
-    assert_true(turn(8, 1, 0, words_a, 12 * CW_BT + 2).reused < 12);
+    assert_true(turn(10, 1, 0, words_a, 12 * CW_BT + 2).reused < 12);
 }
 
 /* Blocks are all in use: the cheapest to compute again gives way, but not the one that did last. */
