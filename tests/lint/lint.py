@@ -57,7 +57,7 @@ WORLD = [
     (r"(main|.*_shell.*)\.[ch]", "the shell"),
     (r"gateway/gw_http(_write|_conn|_chunk)?\.[ch]|gateway/gw_exchange\.c", "connections of clients"),
     (r"gateway/gw_(status|peers)\.c|kvmgr/km_map\.c", "Redis"),
-    (r"gateway/gw_tokenize\.[ch]|worker/wk_exec\.[ch]", "threads of their own"),
+    (r"gateway/gw_tokenize\.[ch]|worker/wk_exec(_run|_group|_state)?\.[ch]", "threads of their own"),
     (r"gateway/gw_checkpoint\.c|worker/wk_plan_dump\.c", "files read at start, written at a fault"),
     (r"worker/wk_(fabric|link|probe|canary|nccl|ranks|follower).*\.[ch]", "ranks, devices, and how long they take"),
     (r"kvmgr/km_(arena|audit|epoch|store).*\.[ch]", "arena and tier files"),

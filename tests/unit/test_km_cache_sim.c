@@ -161,6 +161,7 @@ static void sim_run(uint64_t seed, bool tier, uint32_t steps)
     if (tier) {
         W->objects = calloc(CW_OBJECTS, sizeof(*W->objects));
         W->options.tier_bytes_max = 8192 * (30 + rng_below(&s.rng, 200));
+        W->options.tier_objects_max = CW_OBJECTS;
     }
     cw_start(W);
     cw_attach(W, 0, s.incarnation);
