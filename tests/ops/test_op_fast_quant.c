@@ -131,8 +131,8 @@ static void run_row_formats(struct rng *rng)
     }
 }
 
-/* More rows than are summed where they lie, so that they are packed in the weight's order: less than
- * a run of columns, whole ones, some left over. */
+/* More rows than are summed where they lie, so that they are packed in the weight's order: less
+ * than a run of columns, whole ones, some left over. */
 static void run_packed_fp4(struct rng *rng)
 {
     static const uint32_t ins[] = {96, 160, 512, 1184};
