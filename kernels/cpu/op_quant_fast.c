@@ -184,10 +184,18 @@ VF_INLINE vf run_vector(__m512i codes, int k)
 }
 
 /* The scales of a run, one for 16 columns, as every vector of it wants them. */
-VF_INLINE vf run_scales(const float *scale)
+VF_INLINE vf run_spread(__m256 scales)
 {
     const __m512i pairs = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    return (vf)_mm512_permutexvar_ps(pairs, _mm512_castps256_ps512(_mm256_loadu_ps(scale)));
+    return (vf)_mm512_permutexvar_ps(pairs, _mm512_castps256_ps512(scales));
+}
+
+/* The same from the codes of NVFP4. */
+VF_INLINE vf run_scales_e4m3(const uint8_t *codes, float factor)
+{
+    __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const void *)codes));
+    __m128i bits = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((int16_t)0xbf80));
+    return run_spread(_mm256_cvtph_ps(bits) * factor);
 }
 
 #endif
@@ -233,7 +241,7 @@ static bool fp4_row(const struct op_quantised *w, uint32_t row, uint32_t first, 
 #if FP4_RUN > 0
     for (; i + FP4_RUN <= n; i += FP4_RUN) {
         __m512i run = _mm512_loadu_si512(codes + i / 2);
-        vf by = run_scales(scale + i / 16);
+        vf by = run_spread(_mm256_loadu_ps(scale + i / 16));
 #pragma GCC unroll 8
         for (int k = 0; k < 8; k++)
             vf_store(out + i + k * VF_LANES, run_vector(run, k) * by);
@@ -283,6 +291,7 @@ struct piece {
     const float *x;
     uint32_t n;     /* a multiple of 32 */
     uint64_t ahead; /* bytes to the same place in the next rows, which are wanted soon */
+    uint64_t scales_ahead;
 };
 
 /* NOTE: a row is often no longer than a page, where the hardware's own prefetcher begins anew. */
@@ -293,35 +302,41 @@ VF_INLINE void fetch_ahead(const struct piece *p, uint32_t at, uint32_t rows)
         __builtin_prefetch(p->codes[o] + p->ahead + at, 0, 3);
 }
 
+/* Of DOT_OUTS rows: factor[o][k] is for columns [32 k, 32 k + 32) of row o. */
 struct factors {
-    float at[DOT_OUTS][DOT_BLOCK / 32]; /* [o][k]: columns [32 k, 32 k + 32) of row o */
+    float at[DOT_OUTS][DOT_BLOCK / 32];
+    const float *of[DOT_OUTS]; /* rows may share them */
 };
 
-/* Sums of a piece of DOT_OUTS rows whose factors hold for `run` columns, a multiple of 32 of which
- * n is one: more rows would not leave registers for all that is needed. */
-VF_INLINE vf4 e4m3_sums(const struct piece *p, const struct factors *f, uint32_t run)
+/* 32 columns of DOT_OUTS rows. */
+VF_INLINE void e4m3_add32(const struct piece *p, const struct factors *f, uint32_t i,
+                          vf acc[DOT_OUTS])
+{
+#pragma GCC unroll 8
+    for (uint32_t k = 0; k < 32; k += VF_LANES) {
+        vf x = vf_load(p->x + i + k);
+#pragma GCC unroll 4
+        for (int o = 0; o < DOT_OUTS; o++)
+            acc[o] =
+                vf_fma(vf_from_e4m3(p->codes[o] + i + k) * vf_all(f->of[o][i / 32]), x, acc[o]);
+    }
+}
+
+/* Sums of a piece of DOT_OUTS rows: more would not leave registers for all that is needed. */
+static vf4 e4m3_sums(const struct piece *p, const struct factors *f)
 {
     vf acc[DOT_OUTS];
+    uint32_t i = 0;
 #pragma GCC unroll 4
     for (int o = 0; o < DOT_OUTS; o++)
         acc[o] = vf_zero();
-    for (uint32_t begin = 0; begin < p->n; begin += run) {
-        vf factor[DOT_OUTS];
-#pragma GCC unroll 4
-        for (int o = 0; o < DOT_OUTS; o++)
-            factor[o] = vf_all(f->at[o][begin / 32]);
-        for (uint32_t i = begin; i < begin + run; i += 32) {
-            if (i % 64 == 0)
-                fetch_ahead(p, i, DOT_OUTS);
-#pragma GCC unroll 8
-            for (uint32_t k = 0; k < 32; k += VF_LANES) {
-                vf x = vf_load(p->x + i + k);
-#pragma GCC unroll 4
-                for (int o = 0; o < DOT_OUTS; o++)
-                    acc[o] = vf_fma(vf_from_e4m3(p->codes[o] + i + k) * factor[o], x, acc[o]);
-            }
-        }
+    for (; i + 64 <= p->n; i += 64) {
+        fetch_ahead(p, i, DOT_OUTS);
+        e4m3_add32(p, f, i, acc);
+        e4m3_add32(p, f, i + 32, acc);
     }
+    if (i < p->n)
+        e4m3_add32(p, f, i, acc);
     return vf_sum4(acc[0], acc[1], acc[2], acc[3]);
 }
 
@@ -346,10 +361,13 @@ VF_INLINE bool mx_factors(const uint8_t *codes, uint32_t count, float *out)
 static bool mxfp8_sums(const struct piece *p, vf4 *ret_sums)
 {
     struct factors f;
-    for (int o = 0; o < DOT_OUTS; o++)
+    for (int o = 0; o < DOT_OUTS; o++) {
+        f.of[o] = f.at[o];
+        __builtin_prefetch(p->scales[o] + p->scales_ahead, 0, 3);
         if (!mx_factors(p->scales[o], p->n / 32, f.at[o]))
             return false;
-    *ret_sums = e4m3_sums(p, &f, 32);
+    }
+    *ret_sums = e4m3_sums(p, &f);
     return true;
 }
 
@@ -376,17 +394,12 @@ static bool fp8_sums(const struct op_quantised *w, uint32_t row, uint32_t first,
     /* Rows of one block of scales share them. */
     uint32_t rows_left = s->rows_shared - (s->row_phase + row) % s->rows_shared;
     for (uint32_t o = 0; o < DOT_OUTS; o++) {
-        if (o > 0 && o < rows_left)
-            memcpy(f.at[o], f.at[0], sizeof(f.at[0]));
-        else if (!fp8_factors(w, row + o, first, p->n, f.at[o]))
+        bool shares = o > 0 && o < rows_left;
+        f.of[o] = f.at[shares ? 0 : o];
+        if (!shares && !fp8_factors(w, row + o, first, p->n, f.at[o]))
             return false;
     }
-    bool wide = s->columns_shared == OP_SHARED_BY_ALL ||
-                (s->columns_shared % 128 == 0 && s->column_phase % 128 == 0);
-    if (wide && p->n % 128 == 0)
-        *ret_sums = e4m3_sums(p, &f, 128);
-    else
-        *ret_sums = e4m3_sums(p, &f, 32);
+    *ret_sums = e4m3_sums(p, &f);
     return true;
 }
 
@@ -395,10 +408,15 @@ VF_INLINE void fp4_sums(enum op_format format, float global, const struct piece 
 {
     float scale[QUANT_ROWS][FP4_SCALES];
     vf acc[QUANT_ROWS];
+    const bool in_runs = format == OP_FORMAT_NVFP4 && FP4_RUN > 0; /* take scales from codes */
+    uint32_t from = in_runs ? p->n / 128 * 128 : 0;
 #pragma GCC unroll 8
     for (uint32_t o = 0; o < rows; o++) {
-        fp4_scales(format, p->scales[o], p->n, global, scale[o]);
         acc[o] = vf_zero();
+        __builtin_prefetch(p->scales[o] + p->scales_ahead, 0, 3);
+        if (from < p->n)
+            fp4_scales(format, p->scales[o] + from / (format == OP_FORMAT_NVFP4 ? 16 : 32),
+                       p->n - from, global, scale[o] + from / 16);
     }
     uint32_t i = 0;
 #if FP4_RUN > 0
@@ -409,7 +427,8 @@ VF_INLINE void fp4_sums(enum op_format format, float global, const struct piece 
 #pragma GCC unroll 8
         for (uint32_t o = 0; o < rows; o++) {
             run[o] = _mm512_loadu_si512(p->codes[o] + i / 2);
-            by[o] = run_scales(scale[o] + i / 16);
+            by[o] = in_runs ? run_scales_e4m3(p->scales[o] + i / 16, global * E4M3_FACTOR)
+                            : run_spread(_mm256_loadu_ps(scale[o] + i / 16));
         }
 #pragma GCC unroll 8
         for (int k = 0; k < 8; k++) {
@@ -462,16 +481,22 @@ VF_INLINE bool dots(const struct op_quantised *w, enum op_format format, uint32_
     const bool fp4 = format == OP_FORMAT_MXFP4 || format == OP_FORMAT_NVFP4;
     const uint32_t shared = format == OP_FORMAT_NVFP4 ? 16 : 32;
     const float global = format == OP_FORMAT_NVFP4 ? fp4_global(w) : 0;
+    const bool in_runs = format == OP_FORMAT_NVFP4 && FP4_RUN > 0;
+    if (in_runs && !(global < SCALE_MAX && global > -SCALE_MAX))
+        return false;
     for (uint32_t first = 0; first < w->in; first += DOT_BLOCK) {
         struct piece p = {.x = x + first,
                           .n = w->in - first < DOT_BLOCK ? w->in - first : DOT_BLOCK,
-                          .ahead = rows * w->row_bytes};
+                          .ahead = rows * w->row_bytes,
+                          .scales_ahead = rows * w->scales.stride};
         for (uint32_t o = 0; o < rows; o++) {
             p.codes[o] = w->codes + (row + o) * w->row_bytes + (fp4 ? first / 2 : first);
             if (format != OP_FORMAT_FP8)
                 p.scales[o] =
                     (const uint8_t *)w->scales.data + (row + o) * w->scales.stride + first / shared;
             if (!fp4 && !w->no_nan && has_nan(p.codes[o], p.n))
+                return false;
+            if (in_runs && has_nan(p.scales[o], p.n / 16))
                 return false;
         }
         if (format == OP_FORMAT_FP8 && !fp8_sums(w, row, first, &p, sums))

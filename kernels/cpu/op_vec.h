@@ -76,6 +76,15 @@ VF_INLINE void vf_store_n(float *p, vf v, uint32_t n)
         p[i] = lane[i];
 }
 
+/* vf_from_e4m3 gives the values of E4M3 codes, not NaN, over VF_E4M3_FACTOR, exact: shifted into
+ * place a code is an f16 whose exponent is 8 too small.  Scales times the factor must stay finite.
+ * NOTE: placed in an f32 likewise, with an exponent 120 too small, a subnormal code would become a
+ * subnormal f32, which halves the pace of an AMD core as soon as it is multiplied. */
+#define VF_E4M3_FACTOR_LOG2    8u
+#define VF_E4M3_SCALE_MAX_LOG2 100u
+#define VF_E4M3_FACTOR         256.0f
+#define VF_E4M3_SCALE_MAX      0x1p100f
+
 #if defined(__AVX512F__)
 
 VF_INLINE vf vf_fma(vf a, vf b, vf c) /* a * b + c, one rounding */
@@ -94,19 +103,11 @@ VF_INLINE vf vf_from_f16(const uint16_t *p)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
 }
 
-/* E4M3 codes, not NaN: their values over VF_E4M3_FACTOR, exact.  NOTE: shifted into place the code
- * is an f32 whose exponent is 120 too small, and a subnormal becomes a subnormal.  Scales times
- * the factor must stay finite. */
-#define VF_E4M3_FACTOR_LOG2    120u
-#define VF_E4M3_SCALE_MAX_LOG2 7u
-#define VF_E4M3_FACTOR         0x1p120f
-#define VF_E4M3_SCALE_MAX      0x1p7f
-
 VF_INLINE vf vf_from_e4m3(const uint8_t *p)
 {
-    __m512i wide = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p));
-    __m512i bits = _mm512_slli_epi32(wide, 20);
-    return (vf)_mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32((int)0x87f00000u)));
+    __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)p));
+    __m256i bits = _mm256_slli_epi16(wide, 7);
+    return (vf)_mm512_cvtph_ps(_mm256_and_si256(bits, _mm256_set1_epi16((int16_t)0xbf80)));
 }
 
 VF_INLINE vf vf_from_i8(const int8_t *p)
@@ -160,16 +161,11 @@ VF_INLINE vf vf_from_f16(const uint16_t *p)
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
 }
 
-#define VF_E4M3_FACTOR_LOG2    120u
-#define VF_E4M3_SCALE_MAX_LOG2 7u
-#define VF_E4M3_FACTOR         0x1p120f
-#define VF_E4M3_SCALE_MAX      0x1p7f
-
-VF_INLINE vf vf_from_e4m3(const uint8_t *p) /* see above */
+VF_INLINE vf vf_from_e4m3(const uint8_t *p)
 {
-    __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p));
-    __m256i bits = _mm256_slli_epi32(wide, 20);
-    return (vf)_mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32((int)0x87f00000u)));
+    __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const void *)p));
+    __m128i bits = _mm_slli_epi16(wide, 7);
+    return (vf)_mm256_cvtph_ps(_mm_and_si128(bits, _mm_set1_epi16((int16_t)0xbf80)));
 }
 
 VF_INLINE vf vf_from_i8(const int8_t *p)
@@ -218,12 +214,6 @@ VF_INLINE vf vf_from_f16(const uint16_t *p)
 {
     return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 }
-
-/* By way of f16, whose exponent is 8 too small. */
-#define VF_E4M3_FACTOR_LOG2    8u
-#define VF_E4M3_SCALE_MAX_LOG2 100u
-#define VF_E4M3_FACTOR         256.0f
-#define VF_E4M3_SCALE_MAX      0x1p100f
 
 VF_INLINE vf vf_from_e4m3(const uint8_t *p)
 {

@@ -198,7 +198,16 @@ static void bench_gemv(enum op_dtype dtype, const struct op_ctx *ctx, int thread
     free(w);
 }
 
-/* A quantised weight of about gemv_bytes with random bits that no format forbids. */
+/* Bytes of the scales that a product reads. */
+static size_t scale_bytes(const struct op_quantised *w)
+{
+    const struct op_scales *s = &w->scales;
+    size_t each = s->dtype == OP_SCALE_F32 ? 4 : 1;
+    return w->format == OP_FORMAT_EXL3 ? 0 : w->out / s->rows_shared * s->stride * each;
+}
+
+/* A quantised weight of about gemv_bytes with random bits that no format forbids; the scales follow
+ * the codes. */
 static struct op_quantised make_quantised(enum op_format format, uint32_t in, struct rng *rng)
 {
     struct op_quantised w = {
@@ -208,11 +217,10 @@ static struct op_quantised make_quantised(enum op_format format, uint32_t in, st
     w.codebook = OP_CODEBOOK_MCG;
     w.out = (uint32_t)(gemv_bytes / in) * (fp4 || exl3 ? 2 : 1);
     w.row_bytes = exl3 ? (uint64_t)w.out * 8 : fp4 ? in / 2 : in;
-    uint8_t *codes = aligned_alloc(64, gemv_bytes);
     size_t scales = (size_t)w.out * in / shared;
-    uint8_t *s = malloc(scales * 4);
+    uint8_t *codes = aligned_alloc(64, gemv_bytes + scales * 4), *s = codes + gemv_bytes;
     uint16_t *sides = malloc(((size_t)in + w.out) * 2);
-    if (codes == NULL || s == NULL || sides == NULL)
+    if (codes == NULL || sides == NULL)
         abort();
     for (size_t i = 0; i < gemv_bytes; i++)
         codes[i] = (uint8_t)(rng_below(rng, 256) & (fp4 || exl3 ? 0xffu : 0xf7u));
@@ -240,24 +248,24 @@ static void bench_quantised(enum op_format format, const char *format_name,
     struct rng rng;
     rng_init(&rng, 3);
     uint32_t in = 4096;
+    double times = (double)(GEMV_BYTES / gemv_bytes);
     struct op_quantised w = make_quantised(format, in, &rng);
     float *x = random_floats(in, &rng), *y = random_floats(w.out, &rng);
     struct linear l = {ctx, {x, {NULL, OP_F32, &w}, y, 1, in, w.out, in, w.out}};
     static struct sum sum;
     sum.ctx = ctx;
+    double subject, limit, bytes = (double)(gemv_bytes + scale_bytes(&w));
     sum.words = (const uint64_t *)(const void *)w.codes;
-    sum.count = gemv_bytes / 8;
-    double subject, limit;
+    sum.count = (size_t)bytes / 8;
     double share =
         compare((struct side){run_gemv, &l}, (struct side){run_sum, &sum}, &subject, &limit);
     printf("%-24s %7.2f GB/s, read %7.2f GB/s, share %.3f, %.2f G weights/s\n", name,
-           GEMV_BYTES / subject * 1e-9, GEMV_BYTES / limit * 1e-9, share,
-           (double)w.out * in / subject * 1e-9 * (GEMV_BYTES / gemv_bytes));
+           bytes * times / subject * 1e-9, bytes * times / limit * 1e-9, share,
+           (double)w.out * in / subject * 1e-9 * times);
     fflush(stdout);
     free(x);
     free(y);
     free((void *)(uintptr_t)w.codes);
-    free((void *)(uintptr_t)w.scales.data);
     free((void *)(uintptr_t)w.suh);
 }
 

@@ -131,10 +131,27 @@ static void run_row_formats(struct rng *rng)
     }
 }
 
+/* More rows than are summed where they lie, so that they are packed in the weight's order: less
+ * than a run of columns, whole ones, some left over. */
+static void run_packed_fp4(struct rng *rng)
+{
+    static const uint32_t ins[] = {96, 160, 512, 1184};
+    for (size_t i = 0; i < sizeof(ins) / sizeof(ins[0]); i++)
+        for (uint32_t rows = 6; rows <= 9; rows++)
+            for (int nv = 0; nv < 2; nv++) {
+                struct check k = {0};
+                struct op_quantised w =
+                    make_row_format(&k, nv ? OP_FORMAT_NVFP4 : OP_FORMAT_MXFP4, 13, ins[i], 1,
+                                    nv ? 16 : 32, nv ? OP_SCALE_E4M3 : OP_SCALE_E8M0, rng);
+                quant_case(&k, &w, rows, rng);
+                check_end(&k);
+            }
+}
+
 /* Powers of two at both ends of what the fast way takes, and beyond: same bits in every batch. */
 static void run_far_scales(struct rng *rng)
 {
-    static const uint8_t far[][5] = {{0, 0, 1, 0, 2}, {0, 1, 127, 133, 132}, {0, 133, 134, 160, 1}};
+    static const uint8_t far[][5] = {{0, 0, 1, 0, 2}, {0, 1, 127, 226, 225}, {0, 226, 227, 228, 1}};
     for (size_t i = 0; i < sizeof(far) / sizeof(far[0]); i++) {
         struct check k = {0};
         struct op_quantised w =
@@ -166,6 +183,28 @@ static void run_odd_rows(struct rng *rng)
     CHECK_RUN(&k, &fast_table, linear, .x = x, .w = weight, .y = row, .rows = 1, .in = 96,
               .out = 20, .x_stride = 96, .y_stride = 20);
     for (int o = 0; o < 20; o++)
+        assert_true(isnan(row[o]) == (o == 1));
+    check_end(&k);
+}
+
+/* NVFP4 with one scale that is NaN, and with a global scale beyond what the fast way takes. */
+static void run_odd_nvfp4(struct rng *rng)
+{
+    enum { OUT = 20, IN = 288 };
+    struct check k = {0};
+    struct op_quantised w =
+        make_row_format(&k, OP_FORMAT_NVFP4, OUT, IN, 1, 16, OP_SCALE_E4M3, rng);
+    w.global = 0x1p101f;
+    quant_case(&k, &w, 7, rng);
+    w.global = 0.017f;
+    uint8_t *scales = (uint8_t *)(uintptr_t)w.scales.data;
+    scales[IN / 16 + 3] = 0x7f;
+    float row[OUT];
+    struct op_weight weight = {.quantised = &w};
+    float *x = check_random(&k, IN, rng, 1);
+    CHECK_RUN(&k, &fast_table, linear, .x = x, .w = weight, .y = row, .rows = 1, .in = IN,
+              .out = OUT, .x_stride = IN, .y_stride = OUT);
+    for (int o = 0; o < OUT; o++)
         assert_true(isnan(row[o]) == (o == 1));
     check_end(&k);
 }
@@ -235,16 +274,19 @@ static void run_mixed_experts(struct rng *rng)
         fast_each(run_##name);                                                                     \
     }
 TEST(row_formats)
+TEST(packed_fp4)
 TEST(far_scales)
 TEST(odd_rows)
+TEST(odd_nvfp4)
 TEST(exl3)
 TEST(mixed_experts)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_row_formats),
-                                       cmocka_unit_test(test_far_scales),
-                                       cmocka_unit_test(test_odd_rows), cmocka_unit_test(test_exl3),
-                                       cmocka_unit_test(test_mixed_experts)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_row_formats),  cmocka_unit_test(test_packed_fp4),
+        cmocka_unit_test(test_far_scales),   cmocka_unit_test(test_odd_rows),
+        cmocka_unit_test(test_odd_nvfp4),    cmocka_unit_test(test_exl3),
+        cmocka_unit_test(test_mixed_experts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
