@@ -95,14 +95,20 @@ cmd_undrain() {
     say "$name takes work again"
 }
 
-ask_pin() {  # ask_pin pin|unpin SESSION SALT SECONDS: of every kvmgr here; one has to know the session
-    local f answer said="no kvmgr runs here"
+ask_pin() {  # ask_pin pin|unpin SESSION SALT SECONDS: of every kvmgr that leases; one has to know the session
+    local f answer done=1 said="no kvmgr runs here"
     for f in "$run_dir"/kvmgr-*.args; do
+        grep -qx -e --role=arena "$f" && continue
         answer=$(curl -s --max-time 5 -G -X POST --unix-socket "${f%.args}.http" "http://localhost/$1" \
             --data-urlencode "session=$2" --data-urlencode "salt=$3" --data-urlencode "seconds=$4" 2>/dev/null)
-        [[ $answer == '{"ok":true}'* ]] && return 0
-        said=${answer:-$(basename "$f" .args) does not answer}
+        if [[ $answer == '{"ok":true}'* ]]; then
+            [ "$1" = unpin ] || return 0
+            done=0
+        else
+            said=${answer:-$(basename "$f" .args) does not answer}
+        fi
     done
+    [ "$done" = 0 ] && return 0
     say "$1: $said"
     return 1
 }

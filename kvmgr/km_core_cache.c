@@ -130,6 +130,8 @@ static enum err snapshot_keep(struct km_core *core, struct km_actions *actions, 
     if (n->state != KM_NODE_INDEXED ||
         s->token_count != (uint64_t)(n->position + 1) * core->options.block_tokens)
         return ERR_INVALID;
+    if (core_on_damaged(core, block))
+        return ERR_INVALID;
     if (n->snapshot != KM_NONE) /* the same state, whoever computed it */
         return ERR_OK;
     if (snap->state != KM_SNAP_GRANTED || snap->worker != owner)
@@ -202,7 +204,8 @@ static void make_room(struct km_core *core, uint32_t blocks, uint32_t steps_max,
     struct km_index *ix = km_pool_index(core->pool);
     CHECK(!core->taking);
     for (uint32_t i = 0; i < steps_max; i++) {
-        uint32_t coming = km_pool_leaving_count(core->pool);
+        /* Without a write in flight those that leave are damaged and still in use. */
+        uint32_t coming = core->store_inflight > 0 ? km_pool_leaving_count(core->pool) : 0;
         uint32_t block = km_index_first_out(ix);
         if (km_pool_counts(core->pool).blocks_free + coming >= blocks || block == KM_NONE ||
             (!pinned && km_index_node(ix, block)->class == KM_CLASS_PINNED) ||

@@ -81,6 +81,15 @@ bool core_snapshot_good(const struct km_core *core, const struct km_node *n)
            !km_index_snap(km_pool_index(core->pool), n->snapshot)->damaged;
 }
 
+bool core_on_damaged(const struct km_core *core, uint32_t block)
+{
+    const struct km_index *ix = km_pool_index(core->pool);
+    for (; core->unproven && block != KM_NONE; block = km_index_node(ix, block)->parent)
+        if (km_index_node(ix, block)->damaged)
+            return true;
+    return false;
+}
+
 /* Whether everything that it wants is read; what is damaged is not waited for. */
 static bool want_pump(struct km_core *core, struct km_proof_want *w)
 {
@@ -165,7 +174,7 @@ void core_damaged(struct km_core *core, struct km_actions *actions, const uint32
     }
     if (first == KM_NONE)
         return;
-    core->unproven = true; /* those in use are not given to others either */
+    core->unproven = core->unproven_seen = true; /* those in use are not given to others either */
     marks_spread(core, marks);
     for (uint32_t i = 0; i < KM_PROOF_WANTS_MAX; i++) {
         struct km_proof_want *w = &core->proof_wants[i];
@@ -188,7 +197,8 @@ void core_damaged(struct km_core *core, struct km_actions *actions, const uint32
     core_trace(core, actions, "damaged data found", 0, 0, core->text);
 }
 
-static void slot_proved(struct km_core *core, struct km_actions *actions, const struct km_proof *r)
+/* Whether it was found damaged. */
+static bool slot_proved(struct km_core *core, const struct km_proof *r)
 {
     struct km_snap *s = km_index_snap(km_pool_index(core->pool), r->index);
     CHECK(s != NULL && s->proving && s->refs > 0 && s->state == KM_SNAP_KEPT);
@@ -199,7 +209,6 @@ static void slot_proved(struct km_core *core, struct km_actions *actions, const 
         s->unproven = s->damaged = 0;
     } else {
         core->stats.snapshots_damaged += !s->damaged;
-        core_trace(core, actions, "damaged snapshot found", 0, 0, "");
         if (s->refs == 0)
             km_pool_snap_free(core->pool, r->index);
         else
@@ -209,18 +218,19 @@ static void slot_proved(struct km_core *core, struct km_actions *actions, const 
     core_leave(core, node);
     if (km_index_node(km_pool_index(core->pool), node)->state == KM_NODE_INDEXED)
         (void)km_pool_prune(core->pool, node);
+    return r->code != ERR_OK;
 }
 
 void core_proved(struct km_core *core, struct km_actions *actions, const struct km_event *event)
 {
-    uint32_t damaged[KM_PROOFS_MAX], count = 0;
+    uint32_t damaged[KM_PROOFS_MAX], count = 0, slots = 0;
     CHECK(core->pool != NULL && event->u.proved.count <= KM_PROOFS_MAX);
     for (uint32_t i = 0; i < event->u.proved.count; i++) {
         const struct km_proof *r = &event->u.proved.results[i];
         CHECK(core->proofs_inflight > 0);
         core->proofs_inflight--;
         if (r->kind == KM_OBJECT_SNAPSHOT) {
-            slot_proved(core, actions, r);
+            slots += slot_proved(core, r);
             continue;
         }
         struct km_node *n = km_index_node(km_pool_index(core->pool), r->index);
@@ -235,6 +245,8 @@ void core_proved(struct km_core *core, struct km_actions *actions, const struct 
         km_pool_unref(core->pool, r->index);
         core_leave(core, r->index);
     }
+    if (slots > 0) /* one line for all: the actions of a step are bounded */
+        core_trace(core, actions, "damaged snapshots found", 0, 0, slots > 1 ? "several" : "one");
     if (count > 0)
         core_damaged(core, actions, damaged, count);
     if (wants_pump(core) || count > 0)
@@ -243,8 +255,25 @@ void core_proved(struct km_core *core, struct km_actions *actions, const struct 
     core_grants_offer(core, actions);
 }
 
+static void suspect_all(struct km_core *core)
+{
+    struct km_index *ix = km_pool_index(core->pool);
+    for (uint32_t b = 0; b < core->arena.block_count; b++)
+        if (km_index_node(ix, b)->state == KM_NODE_INDEXED)
+            km_index_node(ix, b)->unproven = 1;
+    for (uint32_t i = 0; i < km_index_snap_count(ix); i++) {
+        struct km_snap *s = km_index_snap(ix, km_index_snap_first(ix) + i);
+        if (s->state == KM_SNAP_KEPT)
+            s->unproven = 1;
+    }
+    core->unproven = core->unproven_seen = true;
+    core->proof_at = 0;
+}
+
 void core_suspect(struct km_core *core, uint32_t block)
 {
+    if (core->pool && block == KM_NONE)
+        suspect_all(core);
     if (!core->pool || block >= core->arena.block_count)
         return;
     struct km_node *n = km_index_node(km_pool_index(core->pool), block);

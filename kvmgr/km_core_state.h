@@ -193,6 +193,8 @@ bool core_store_room(const struct km_core *core, uint32_t count);
 bool core_proven(const struct km_core *core, uint32_t tail, uint32_t slot);
 /* Whether the node has a snapshot that is not known to be damaged. */
 bool core_snapshot_good(const struct km_core *core, const struct km_node *n);
+/* Whether a block, or what it stands on, is damaged. */
+bool core_on_damaged(const struct km_core *core, uint32_t block);
 /* The same; what lacks is read, and who waits is told. */
 bool core_prove(struct km_core *core, uint32_t tail, uint32_t slot);
 void core_proved(struct km_core *core, struct km_actions *actions, const struct km_event *event);

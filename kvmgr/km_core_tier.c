@@ -77,12 +77,13 @@ static void tier_trim(struct km_core *core)
 
 /* --- writing */
 
-/* Asks for what lacks of one node; false: no room in flight. */
+/* Asks for what lacks of one node; false: no room in flight, or what it was computed from is
+ * damaged: its own sum is right, its rows are not. */
 static bool node_write(struct km_core *core, uint32_t block)
 {
     struct km_index *ix = km_pool_index(core->pool);
     struct km_node *n = km_index_node(ix, block);
-    if (!core_store_room(core, 2) ||
+    if (!core_store_room(core, 2) || core_on_damaged(core, block) ||
         core->arena.object_bytes[KM_OBJECT_BLOCK] + core->arena.object_bytes[KM_OBJECT_SNAPSHOT] >
             core->options.tier_bytes_max)
         return false;
@@ -167,7 +168,8 @@ static uint32_t write_done(struct km_core *core, const struct km_store_result *r
             core->stats.snapshots_damaged += !s->damaged;
             s->unproven = s->damaged = 1;
         }
-        core->unproven |= r->code == ERR_CORRUPT;
+        if (r->code == ERR_CORRUPT)
+            core->unproven = core->unproven_seen = true;
         if (leaving && s->refs == 0) /* else an open came for it */
             km_pool_snap_free(core->pool, r->item.index);
     } else {
@@ -254,7 +256,7 @@ void core_flush(struct km_core *core, bool begins)
     struct km_index *ix = km_pool_index(core->pool);
     for (; core->flush_at < core->flush_count; core->flush_at++) {
         uint32_t block = km_pool_scratch(core->pool)->order[core->flush_at];
-        if (km_index_node(ix, block)->state != KM_NODE_INDEXED ||
+        if (km_index_node(ix, block)->state != KM_NODE_INDEXED || core_on_damaged(core, block) ||
             chain_bytes(core, block) > core->flush_bytes)
             continue;
         for (; block != KM_NONE; block = km_index_node(ix, block)->parent) {
@@ -496,7 +498,7 @@ static bool load_owner_there(struct km_core *core, const struct km_load *l)
 static uint32_t boundary_of(const struct km_core *core, uint32_t block)
 {
     const struct km_index *ix = km_pool_index(core->pool);
-    while (block != KM_NONE && km_index_node(ix, block)->snapshot == KM_NONE)
+    while (block != KM_NONE && !core_snapshot_good(core, km_index_node(ix, block)))
         block = km_index_node(ix, block)->parent;
     return block;
 }

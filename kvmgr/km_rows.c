@@ -168,11 +168,20 @@ static enum err arena_open(struct km_rows *r, const struct msg_kv_attach *want,
     return ERR_OK;
 }
 
+/* Whether the path still names the file that is open: a worker maps by path. */
+static bool still_there(const struct km_rows *r)
+{
+    struct stat opened, named;
+    return fstat(km_arena_fd(r->arena), &opened) == 0 && lstat(r->path, &named) == 0 &&
+           opened.st_ino == named.st_ino && opened.st_dev == named.st_dev &&
+           (uint64_t)named.st_size == km_arena_layout(r->arena)->arena_bytes;
+}
+
 static bool has_it(const struct km_rows *r, const struct msg_kv_attach *want,
                    const struct kv_layout *layout)
 {
     if (!r->arena || r->worker != want->incarnation ||
-        memcmp(&r->model_fp, &want->model_fp, sizeof(r->model_fp)) != 0)
+        memcmp(&r->model_fp, &want->model_fp, sizeof(r->model_fp)) != 0 || !still_there(r))
         return false;
     const struct kv_layout *have = km_arena_layout(r->arena);
     return have->block_count == layout->block_count && have->slot_count == layout->slot_count &&

@@ -266,10 +266,11 @@ static void guards_tell(struct km_shell *s)
         return;
     log_error(KVMGR, "guard overwritten", "behind=\"%s %u\" count=%" PRIu64,
               last.slot ? "slot" : "block", last.index, count - s->guards_told);
+    /* Only the last one is known by name. */
+    bool named = !last.slot && count - s->guards_told == 1;
     s->guards_told = count;
-    if (last.slot)
-        return;
-    struct km_event event = {.type = KM_EVENT_SUSPECT, .u.suspect = last.index + 1};
+    struct km_event event = {.type = KM_EVENT_SUSPECT,
+                             .u.suspect = named ? last.index + 1 : KM_NONE};
     km_shell_step(s, event);
 }
 

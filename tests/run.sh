@@ -92,7 +92,7 @@ for line in open(sys.argv[1]):
     print(test["result"] + "\t" + test["name"])
     for said in test.get("stdout", "").splitlines():
         if said.startswith("measured: "):
-            print("measured:\t" + said[10:])' "$1/meson-logs/testlog.json")
+            print("measured:\t" + said[10:])' "$1/meson-logs/testlog.json" || printf 'ERROR\ttestlog.json cannot be read\n')
 }
 
 # once NAME COMMAND...: in the long run a step that has passed before is counted and not repeated
@@ -133,11 +133,13 @@ suite() {   # suite BUILD SUITE...: runs suites of a build and counts them
 }
 
 run_tests() {   # run_tests BUILD ARGUMENTS OF MESON TEST...
-    local build=$1; shift
+    local build=$1 rc=0 before=$failed; shift
     rm -f "$build/meson-logs/testlog.json"
-    meson test -C "$build" --no-rebuild --print-errorlogs "$@" || true
+    meson test -C "$build" --no-rebuild --print-errorlogs "$@" || rc=$?
     [ -f "$build/meson-logs/testlog.json" ] || broken "$build: no test ran"
     count "$build"
+    # ended in the middle: what did not run is in no line
+    [ "$rc" = 0 ] || [ "$failed" != "$before" ] || broken "$build: meson test ended with $rc"
 }
 
 configure() {   # configure BUILD OPTIONS...

@@ -308,6 +308,14 @@ void wk_exec_plan(struct wk_exec *x, const struct wk_plan *p)
     x->result.step = p->step;
     x->result.plan_hash = p->hash;
     x->result.seq_count = 0;
+    if (x->ranks != NULL && !wk_ranks_formed(x->ranks)) {
+        /* Lost since it was made, by a step or a seal, and a paused batch with it. */
+        x->step_last = p->step;
+        x->result.status = ERR_CLOSED;
+        x->result.tap_end = wk_taps_end(x->taps);
+        x->result.step_us = 0;
+        return;
+    }
     struct wk_tables_room room = wk_exec_room(x);
     x->result.status = wk_plan_admit(p, x->step_last, x->epoch, &detail);
     if (x->result.status == ERR_OK)

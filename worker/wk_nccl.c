@@ -258,9 +258,12 @@ static enum err comm_form(struct wk_nccl *n)
     struct wk_nccl_id own = {{0}}, all[WK_RANKS_MAX];
     TRY(wk_nccl_cuda(n, n->t->device_set((int)n->options.device), "device"));
     TRY(version_check(n));
-    if (wk_fabric_rank(n->f) == 0)
+    /* An id begins a thread that waits for all ranks, for ever: not before all can come. */
+    enum err e = wk_barrier(n->f);
+    if (e == ERR_OK && wk_fabric_rank(n->f) == 0)
         TRY(nccl_check(n, n->t->get_unique_id(&own), "unique id"));
-    enum err e = wk_all_gather(n->f, &own, sizeof own, all);
+    if (e == ERR_OK)
+        e = wk_all_gather(n->f, &own, sizeof own, all);
     if (e == ERR_OK)
         TRY(comm_open(n, &all[0]));
     if (e == ERR_OK)
@@ -316,18 +319,20 @@ enum err wk_nccl_all_gather(struct wk_nccl *n, const void *own, size_t bytes, vo
     return accepted_wait(n, "all_gather");
 }
 
-static enum err pairs_enqueue(struct wk_nccl *n, const uint8_t *own, size_t bytes, uint8_t *all,
-                              void *stream)
+/* The first result that is a fault, told when the group has ended: nothing is aborted inside. */
+static int pairs_enqueue(struct wk_nccl *n, const uint8_t *own, size_t bytes, uint8_t *all,
+                         void *stream)
 {
+    int result = 0;
     for (uint32_t peer = 0; peer < wk_fabric_ranks(n->f); peer++) {
-        TRY(nccl_check(
-            n, n->t->send(own + peer * bytes, bytes, NCCL_BYTES, (int)peer, n->comm, stream),
-            "all_to_all"));
-        TRY(nccl_check(
-            n, n->t->receive(all + peer * bytes, bytes, NCCL_BYTES, (int)peer, n->comm, stream),
-            "all_to_all"));
+        result = n->t->send(own + peer * bytes, bytes, NCCL_BYTES, (int)peer, n->comm, stream);
+        if (result == 0 || result == WK_NCCL_IN_PROGRESS)
+            result =
+                n->t->receive(all + peer * bytes, bytes, NCCL_BYTES, (int)peer, n->comm, stream);
+        if (result != 0 && result != WK_NCCL_IN_PROGRESS)
+            break;
     }
-    return ERR_OK;
+    return result;
 }
 
 enum err wk_nccl_all_to_all(struct wk_nccl *n, const void *own, size_t bytes, void *ret_all,
@@ -338,9 +343,9 @@ enum err wk_nccl_all_to_all(struct wk_nccl *n, const void *own, size_t bytes, vo
     if (n->fault != ERR_OK)
         return n->fault;
     TRY(nccl_check(n, n->t->group_start(), "all_to_all"));
-    enum err e = pairs_enqueue(n, own, bytes, ret_all, stream);
+    int queued = pairs_enqueue(n, own, bytes, ret_all, stream);
     int ended = n->t->group_end(); /* a group that was begun is ended whatever happened */
-    TRY(e);
+    TRY(nccl_check(n, queued, "all_to_all"));
     TRY(nccl_check(n, ended, "all_to_all"));
     return accepted_wait(n, "all_to_all");
 }

@@ -36,7 +36,8 @@ struct wk_rows {
     sem_t answered;
     struct answer heard;     /* loop thread: on its way into the ring */
     _Atomic uint64_t mapped; /* incarnation of the arena in use; 0 = none */
-    atomic_bool lost;
+    _Atomic uint64_t asked;  /* number of the newest question, and of the memory it led to */
+    _Atomic uint64_t lost;   /* of the memory that its kvmgr no longer has */
 
     /* device thread */
     uint64_t number;
@@ -76,7 +77,6 @@ void wk_rows_close(struct wk_rows *r)
 {
     CHECK_OBJ(r, ROWS_MAGIC);
     atomic_store(&r->mapped, 0);
-    atomic_store(&r->lost, false);
     wk_arena_unmap(&r->mapping);
     r->identity = (struct wk_rows_identity){0};
 }
@@ -101,7 +101,8 @@ static enum err answer_wait(struct wk_rows *r, uint32_t wait_ms, struct err_deta
             if (errno == EINTR)
                 continue;
             return err_set(detail, ERR_TIMEOUT,
-                           "the kvmgr of this rank (role arena) does not answer within %u ms",
+                           "the kvmgr of this rank (role arena) does not answer within %u ms: it "
+                           "reads its arena, or does not run",
                            wait_ms);
         }
         if (ring_pop(r->answers, &r->answer) && r->answer.number == r->number)
@@ -135,6 +136,7 @@ enum err wk_rows_open(struct wk_rows *r, const struct kv_layout *layout,
         .kv_dtype = g->kv_dtype,
         .index_dtype = g->index_dtype,
     };
+    atomic_store(&r->asked, q.number);
     if (!ring_push(r->questions, &q))
         return err_set(detail, ERR_BUSY, "too many questions to the kvmgr of this rank");
     r->options.wake(r->options.arg);
@@ -161,7 +163,7 @@ struct wk_rows_identity wk_rows_identity(const struct wk_rows *r)
 bool wk_rows_lost(const struct wk_rows *r)
 {
     CHECK_OBJ(r, ROWS_MAGIC);
-    return atomic_load(&r->lost);
+    return atomic_load(&r->mapped) != 0 && atomic_load(&r->lost) == r->number;
 }
 
 /* ---- headers ---- */
@@ -311,21 +313,23 @@ void wk_rows_answer(struct wk_rows *r, const struct msg *m)
 {
     CHECK_OBJ(r, ROWS_MAGIC);
     if (m->type == MSG_KV_STATE) {
-        uint64_t mapped = atomic_load(&r->mapped);
+        uint64_t asked = atomic_load(&r->asked), mapped = atomic_load(&r->mapped);
         if (mapped != 0 && m->u.kv_state.incarnation != mapped)
-            atomic_store(&r->lost, true);
+            atomic_store(&r->lost, asked);
         return;
     }
     CHECK(m->type == MSG_KV_ATTACH_REPLY);
     struct answer *a = &r->heard;
     *a = (struct answer){.reply = m->u.kv_attach_reply};
     memcpy(&a->number, m->id.bytes, sizeof a->number);
+    if (a->number != atomic_load(&r->asked))
+        return; /* nobody waits for it any more */
     snprintf(a->path, sizeof a->path, "%s", m->u.kv_attach_reply.arena_path);
     snprintf(a->text.text, sizeof a->text.text, "%s", m->u.kv_attach_reply.text);
     a->reply.arena_path = a->reply.text = NULL; /* of the message alone */
     a->reply.granted = NULL;
     a->reply.granted_count = 0;
-    if (ring_push(r->answers, a)) /* full: nobody waits for it any more */
+    if (ring_push(r->answers, a))
         CHECK(sem_post(&r->answered) == 0);
 }
 

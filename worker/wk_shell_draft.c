@@ -91,9 +91,6 @@ static void taps_settle(struct wk_shell *s, const struct msg_draft_hello_reply *
     if (h->tap_layer_count == 0 || t->refused ||
         (taps_same(&t->options, h) && t->options.reducer == reducer))
         return;
-    if (reducer == NULL && wk_exec_loaded(s->exec)->tap_fc != NULL)
-        log_warn(WORKER, "taps go whole: the drafter's fc is not that of tap_fc", "tap_fc=%s",
-                 s->params->tap_fc);
     struct wk_taps_options o = {
         .type = h->tap_type,
         .hidden = h->tap_hidden,
@@ -122,6 +119,9 @@ static void taps_settle(struct wk_shell *s, const struct msg_draft_hello_reply *
     log_info(WORKER, "tap ring made", "path=%s layers=%u hidden=%u type=%s layout=%s", t->path,
              o.layer_count, o.hidden, o.type == TAP_BF16 ? "bf16" : "f32",
              reducer != NULL ? "reduced" : "raw");
+    if (reducer == NULL && wk_exec_loaded(s->exec)->tap_fc != NULL)
+        log_warn(WORKER, "taps go whole: the drafter's fc is not that of tap_fc", "tap_fc=%s",
+                 s->params->tap_fc);
     wk_shell_draft_beat(s);
 }
 

@@ -300,5 +300,10 @@ void wk_shell_kv_beat(struct wk_shell *s)
         .leases = s->leases,
     };
     CHECK(m.u.kv_ping.lease_count <= max);
-    wk_shell_beat(s, WK_KVMGR, &m);
+    /* What it no longer names may have its last words held back: not before those. */
+    struct wk_action ping = {.msg = m};
+    if (wk_shell_hold_empty(s))
+        wk_shell_beat(s, WK_KVMGR, &m);
+    else
+        wk_shell_hold(s, &ping);
 }

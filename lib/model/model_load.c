@@ -171,13 +171,14 @@ static enum err load_tensors(struct model *m, const struct model_options *option
                                         .hint = &hint,
                                         .ctx = &m->ctx};
     TRY(weights_bind(m->weights, &m->whole, m->tensors, &bind, detail));
-    if (options->mtp && m->group.ranks > 1 && m->group.rank == 0)
-        TRY(load_mtp_whole(m, &bind, detail));
     struct hash128 *hashes = mem_take_array(safetensors_count(m->tensors) + 1, sizeof(*hashes));
     enum err e = load_pass(m->tensors, m->weights, &m->ctx, options->progress,
                            options->progress_arg, hashes, detail);
     if (e == ERR_OK)
         weights_trust_values(m->weights);
+    /* Its values are checked through the mapping: only of files that were read to their ends. */
+    if (e == ERR_OK && options->mtp && m->group.ranks > 1 && m->group.rank == 0)
+        e = load_mtp_whole(m, &bind, detail);
     m->info.model_fp = identity_fingerprint(m->tensors, texts, hashes);
     const struct identity_texts none = {.config = "", .tokenizer = ""};
     if (texts->tokenizer != NULL)
