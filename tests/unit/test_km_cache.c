@@ -442,6 +442,57 @@ static void damage_does_not_reach_the_tier(void **state)
     cw_check(W);
 }
 
+/* Its own sum is right, but the rows it was computed from were not. */
+static void what_stands_on_damage_does_not_either(void **state)
+{
+    W->objects = calloc(CW_OBJECTS, sizeof(*W->objects));
+    W->options.tier_bytes_max = 8192 * 100;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    cw_tier_on(W);
+    (void)turn(1, 1, 0, words_a, 3 * CW_BT + 2);
+    (void)turn(2, 1, 0, words_a, 6 * CW_BT + 2);
+    struct run user = {.request = 3, .session = 1}, other = {.request = 4, .session = 2};
+    run_chain(&user, words_a, 8 * CW_BT + 2);
+    run_chain(&other, words_a, 6 * CW_BT + 2);
+    assert_int_equal(run_open(&user), ERR_OK);
+    assert_int_equal(user.reused, 6);
+    W->block_data[user.blocks[4]].bytes[0] ^= 1;
+    cw_step(W, (struct km_event){.type = KM_EVENT_SUSPECT, .u.suspect = user.blocks[4]});
+    assert_int_equal(run_open(&other), ERR_OK);
+    assert_int_equal(other.reused, 3);
+    run_commit(&user); /* goes on with what it has read */
+    assert_int_equal(run_snapshot(&user, 8), ERR_INVALID);
+    cw_step(W, (struct km_event){.type = KM_EVENT_FLUSH, .u.flush_begins = true});
+    cw_store_all(W);
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < CW_OBJECTS; i++) {
+        for (uint32_t b = 4; W->objects[i].used && b < 8; b++)
+            assert_false(cw_same(&W->objects[i].object.hash, &user.chain[b]));
+        found += W->objects[i].used && cw_same(&W->objects[i].object.hash, &user.chain[3]);
+    }
+    assert_true(found > 0); /* what it stands on is good */
+    run_release(&user, false);
+    run_release(&other, false);
+    cw_check(W);
+}
+
+/* More than one guard was overwritten at once: only the last is known by name. */
+static void everything_is_suspect(void **state)
+{
+    struct run a = turn(1, 1, 0, words_a, 4 * CW_BT + 2);
+    struct run b = turn(2, 2, 1, words_b, 4 * CW_BT + 2);
+    W->block_data[a.blocks[1]].bytes[0] ^= 1;
+    W->block_data[b.blocks[2]].bytes[0] ^= 1;
+    cw_step(W, (struct km_event){.type = KM_EVENT_SUSPECT, .u.suspect = KM_NONE});
+    for (uint32_t i = 0; i < 4; i++)
+        cw_tick(W);
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 2);
+    assert_int_equal(km_core_unproven(W->core), 0);
+    assert_int_equal(turn(3, 1, 0, words_a, 4 * CW_BT + 2).reused, 0);
+    cw_check(W);
+}
+
 static uint32_t adopt(const struct run *r, uint32_t count, int wrong_block, int wrong_hash)
 {
     uint8_t items[CHAIN_MAX * 20];
@@ -938,6 +989,8 @@ int main(void)
         CASE(the_background_reads_all),
         CASE(damage_in_use_is_a_miss),
         CASE(damage_does_not_reach_the_tier),
+        CASE(what_stands_on_damage_does_not_either),
+        CASE(everything_is_suspect),
         CASE(maps_are_believed_only_as_far_as_headers_agree),
         CASE(a_dead_worker_leaves_what_it_committed),
         CASE(what_is_pinned_by_name_stays),
