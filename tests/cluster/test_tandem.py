@@ -193,7 +193,7 @@ def test_doctor_names_faults_and_runs_nothing_that_it_reads():
         config, nodes, made = (os.path.join(c.dir, name) for name in ("config", "nodes", "made"))
         os.mkdir(config)
         with open(nodes, "w", encoding="ascii") as f:
-            f.write("a 127.0.0.1 redis kvmgr drafter router gateway worker-0\nb 203.0.113.7 worker-1\n")
+            f.write("a 127.0.0.1 redis kvmgr drafter router gateway worker-0\nb 203.0.113.7 kvmgr-1 worker-1\n")
         with open(os.path.join(config, "worker.conf"), "w", encoding="ascii") as f:
             f.write(f"model = x'; touch {made}; '\nfabric_keys = y' ] || touch {made} $(touch {made})\n")
         said = c.tandem("doctor", "--config", config, "--nodes", nodes, check=False)
