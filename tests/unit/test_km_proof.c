@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What an earlier process committed is read before it is lent, and damage is never lent. */
+#include "tests/unit/km_cache_run.h"
+
+/* Restarts kvmgr and holds back what its reading thread says. */
+static void restart_held(void)
+{
+    W->proofs_held = true;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+}
+
+static void nothing_adopted_is_lent_before_it_was_read(void **state)
+{
+    (void)turn(1, 1, 0, words_a, 6 * CW_BT + 2);
+    restart_held();
+    assert_int_equal(km_core_unproven(W->core), 6);
+    struct run r = {.request = 4, .session = 1}, other = {.request = 5};
+    run_chain(&r, words_a, 6 * CW_BT + 2);
+    assert_int_equal(run_open(&r), ERR_LOADING);
+    assert_int_equal(W->proof_count, 7); /* six blocks, one state; asked for once */
+    assert_int_equal(run_open(&r), ERR_LOADING);
+    assert_int_equal(W->proof_count, 7);
+    assert_int_equal(km_core_leases(W->core), 0);
+    run_chain(&other, words_b + 3, 2 * CW_BT); /* who needs nothing of it does not wait */
+    assert_int_equal(run_open(&other), ERR_OK);
+    uint32_t pressures = W->pressures;
+    cw_prove(W);
+    assert_int_equal(W->pressures, pressures + 1); /* told to try again */
+    assert_int_equal(km_core_unproven(W->core), 0);
+    assert_int_equal(run_open(&r), ERR_OK);
+    assert_int_equal(r.reused, 6);
+    cw_check(W);
+}
+
+static void one_that_wants_no_reuse_builds_on_nothing_unread(void **state)
+{
+    (void)turn(1, 1, 0, words_a, 6 * CW_BT + 2);
+    restart_held();
+    struct run r = {.request = 4};
+    run_chain(&r, words_a, 8 * CW_BT);
+    r.full = 0; /* names no hash, then commits the same chain */
+    assert_int_equal(run_open(&r), ERR_OK);
+    r.full = 8;
+    run_commit(&r);
+    assert_int_equal(km_core_stats(W->core)->duplicates, 0);
+    run_release(&r, true);
+    cw_prove(W);
+    cw_check(W);
+    assert_int_equal(km_core_counts(W->core).blocks_cached, 6);
+}
+
+static void damaged_blocks_are_dropped_and_nothing_else(void **state)
+{
+    struct run a = turn(1, 1, 0, words_a, 6 * CW_BT + 2);
+    (void)turn(2, 2, 0, words_b, 7 * CW_BT + 2); /* has the first three in common */
+    W->block_data[a.blocks[4]].bytes[0] ^= 1;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    struct run r = turn(3, 1, 0, words_a, 6 * CW_BT + 2);
+    assert_int_equal(r.reused, 0); /* its only state stood on the damaged block */
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 1);
+    struct run b = turn(4, 2, 0, words_b, 7 * CW_BT + 2);
+    assert_int_equal(b.reused, 7);
+    assert_int_equal(turn(5, 1, 0, words_a, 6 * CW_BT + 2).reused, 6); /* computed anew */
+    /* A front that both stand on. */
+    W->block_data[b.blocks[1]].bytes[0] ^= 1;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    assert_int_equal(turn(6, 2, 0, words_b, 7 * CW_BT + 2).reused, 0);
+    assert_int_equal(turn(7, 1, 0, words_a, 6 * CW_BT + 2).reused, 0);
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 1);
+}
+
+static void a_damaged_snapshot_is_dropped_alone(void **state)
+{
+    (void)turn(1, 1, 0, words_a, 4 * CW_BT + 2);
+    struct run r = turn(2, 1, 0, words_a, 8 * CW_BT + 2);
+    assert_int_equal(r.reused, 4);
+    for (uint32_t i = W->live_slots; i < W->slot_count; i++)
+        if (W->slots[i].state == KM_COMMITTED && cw_same(&W->slots[i].hash, &r.chain[7]))
+            W->slot_data[i].bytes[9] ^= 1;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    assert_int_equal(turn(3, 1, 0, words_a, 8 * CW_BT + 2).reused, 4);
+    assert_int_equal(km_core_stats(W->core)->snapshots_damaged, 1);
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 0);
+}
+
+/* Unasked, everything is read in time; what is damaged goes. */
+static void the_background_reads_all(void **state)
+{
+    struct run a = turn(1, 1, 0, words_a, 6 * CW_BT + 2);
+    (void)turn(2, 2, 1, words_b, 7 * CW_BT);
+    W->block_data[a.blocks[5]].bytes[15] ^= 0x80;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    assert_int_equal(km_core_unproven(W->core), 13);
+    for (uint32_t i = 0; i < 3; i++)
+        cw_tick(W);
+    assert_int_equal(km_core_unproven(W->core), 0);
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 1);
+    cw_check(W);
+    uint32_t proved = W->proved;
+    for (uint32_t i = 0; i < 3; i++)
+        cw_tick(W);
+    assert_int_equal(W->proved, proved); /* once */
+    /* Somebody wrote where he must not: read again, and found. */
+    struct run b = turn(3, 2, 1, words_b, 7 * CW_BT + 1);
+    assert_int_equal(b.reused, 7);
+    W->block_data[b.blocks[6]].bytes[1] ^= 1;
+    cw_step(W, (struct km_event){.type = KM_EVENT_SUSPECT, .u.suspect = b.blocks[6]});
+    assert_int_equal(turn(4, 2, 1, words_b, 7 * CW_BT + 1).reused, 0);
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 2);
+}
+
+/* What is damaged stays while it is in use; nobody waits for that. */
+static void damage_in_use_is_a_miss(void **state)
+{
+    (void)turn(1, 1, 0, words_a, 3 * CW_BT + 2);
+    (void)turn(2, 1, 0, words_a, 6 * CW_BT + 2);
+    struct run user = {.request = 3, .session = 1}, other = {.request = 4, .session = 2};
+    run_chain(&user, words_a, 6 * CW_BT + 2);
+    run_chain(&other, words_a, 6 * CW_BT + 2);
+    assert_int_equal(run_open(&user), ERR_OK);
+    assert_int_equal(user.reused, 6);
+    W->block_data[user.blocks[4]].bytes[0] ^= 1;
+    cw_step(W, (struct km_event){.type = KM_EVENT_SUSPECT, .u.suspect = user.blocks[4]});
+    assert_int_equal(run_open(&other), ERR_OK);
+    assert_int_equal(other.reused, 3);
+    assert_int_equal(W->proved, 1); /* and it is not read again for each open */
+    run_commit(&other);
+    cw_check(W);
+    run_release(&user, true);
+    run_release(&other, true);
+    cw_tick(W); /* found again, and unused */
+    cw_check(W);
+    assert_int_equal(turn(5, 1, 0, words_a, 6 * CW_BT + 2).reused, 3);
+    assert_int_equal(turn(6, 1, 0, words_a, 6 * CW_BT + 2).reused, 6);
+}
+
+static void damage_does_not_reach_the_tier(void **state)
+{
+    W->objects = calloc(CW_OBJECTS, sizeof(*W->objects));
+    W->options.tier_bytes_max = 8192 * 100;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    cw_tier_on(W);
+    struct run a = turn(1, 1, 0, words_a, 6 * CW_BT + 2);
+    W->block_data[a.blocks[2]].bytes[0] ^= 1; /* unnoticed until it is written */
+    cw_step(W, (struct km_event){.type = KM_EVENT_FLUSH, .u.flush_begins = true});
+    cw_store_all(W);
+    for (uint32_t i = 0; i < CW_OBJECTS; i++)
+        assert_false(W->objects[i].used && cw_same(&W->objects[i].object.hash, &a.chain[2]));
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 1);
+    cw_check(W);
+    struct run r = {.request = 2, .session = 1};
+    run_chain(&r, words_a, 6 * CW_BT + 2);
+    open_send(&r);
+    cw_store_all(W);
+    assert_int_equal(open_take(&r), ERR_OK); /* checks what it is given */
+    assert_int_equal(r.reused, 0);
+    cw_check(W);
+}
+
+/* Its own sum is right, but the rows it was computed from were not. */
+static void what_stands_on_damage_does_not_either(void **state)
+{
+    W->objects = calloc(CW_OBJECTS, sizeof(*W->objects));
+    W->options.tier_bytes_max = 8192 * 100;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    cw_tier_on(W);
+    (void)turn(1, 1, 0, words_a, 3 * CW_BT + 2);
+    (void)turn(2, 1, 0, words_a, 6 * CW_BT + 2);
+    struct run user = {.request = 3, .session = 1}, other = {.request = 4, .session = 2};
+    run_chain(&user, words_a, 8 * CW_BT + 2);
+    run_chain(&other, words_a, 6 * CW_BT + 2);
+    assert_int_equal(run_open(&user), ERR_OK);
+    assert_int_equal(user.reused, 6);
+    W->block_data[user.blocks[4]].bytes[0] ^= 1;
+    cw_step(W, (struct km_event){.type = KM_EVENT_SUSPECT, .u.suspect = user.blocks[4]});
+    assert_int_equal(run_open(&other), ERR_OK);
+    assert_int_equal(other.reused, 3);
+    run_commit(&user); /* goes on with what it has read */
+    assert_int_equal(run_snapshot(&user, 8), ERR_INVALID);
+    cw_step(W, (struct km_event){.type = KM_EVENT_FLUSH, .u.flush_begins = true});
+    cw_store_all(W);
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < CW_OBJECTS; i++) {
+        for (uint32_t b = 4; W->objects[i].used && b < 8; b++)
+            assert_false(cw_same(&W->objects[i].object.hash, &user.chain[b]));
+        found += W->objects[i].used && cw_same(&W->objects[i].object.hash, &user.chain[3]);
+    }
+    assert_true(found > 0); /* what it stands on is good */
+    run_release(&user, false);
+    run_release(&other, false);
+    cw_check(W);
+}
+
+/* More than one guard was overwritten at once: only the last is known by name. */
+static void everything_is_suspect(void **state)
+{
+    struct run a = turn(1, 1, 0, words_a, 4 * CW_BT + 2);
+    struct run b = turn(2, 2, 1, words_b, 4 * CW_BT + 2);
+    W->block_data[a.blocks[1]].bytes[0] ^= 1;
+    W->block_data[b.blocks[2]].bytes[0] ^= 1;
+    cw_step(W, (struct km_event){.type = KM_EVENT_SUSPECT, .u.suspect = KM_NONE});
+    for (uint32_t i = 0; i < 4; i++)
+        cw_tick(W);
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 2);
+    assert_int_equal(km_core_unproven(W->core), 0);
+    assert_int_equal(turn(3, 1, 0, words_a, 4 * CW_BT + 2).reused, 0);
+    cw_check(W);
+}
+
+int main(void)
+{
+#define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        CASE(nothing_adopted_is_lent_before_it_was_read),
+        CASE(one_that_wants_no_reuse_builds_on_nothing_unread),
+        CASE(damaged_blocks_are_dropped_and_nothing_else),
+        CASE(a_damaged_snapshot_is_dropped_alone),
+        CASE(the_background_reads_all),
+        CASE(damage_in_use_is_a_miss),
+        CASE(damage_does_not_reach_the_tier),
+        CASE(what_stands_on_damage_does_not_either),
+        CASE(everything_is_suspect),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
