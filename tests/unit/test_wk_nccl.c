@@ -446,7 +446,7 @@ static void test_host_trouble(void **state)
 /* ---- ranks that would exchange over different things ---- */
 
 struct half {
-    const char *path, *library;
+    const char *path, *fake;
     uint32_t rank;
     bool nccl;
     enum err formed;
@@ -467,8 +467,8 @@ static void *half_main(void *arg)
                                  .silence_ms = 10000,
                                  .nccl = h->nccl,
                                  .nccl_settings = {.hca = "", .interface = ""},
-                                 .nccl_library = h->library,
-                                 .cuda_library = h->library};
+                                 .nccl_library = h->fake,
+                                 .cuda_library = h->fake};
     MUST(wk_ranks_create(&o, &r, &h->detail) == ERR_OK);
     h->formed = wk_ranks_form(r, &same, &stop, &h->detail);
     if (h->formed == ERR_OK)
@@ -481,18 +481,18 @@ static void *half_main(void *arg)
 static void test_halves(void **state)
 {
     struct world w;
-    char library[1024];
+    char fake[1024];
     (void)state;
     if (!wk_nccl_built())
         skip();
-    snprintf(library, sizeof library, "%s/tests/unit/libfake_nccl.so", getenv("TANDEM_BUILD_ROOT"));
+    snprintf(fake, sizeof fake, "%s/tests/unit/libfake_nccl.so", getenv("TANDEM_BUILD_ROOT"));
     for (int both = 0; both < 2; both++) {
         pthread_t threads[2];
         struct half halves[2] = {{.rank = 0, .nccl = both}, {.rank = 1, .nccl = true}};
         world_init(&w, 2, 1024);
         for (int i = 0; i < 2; i++) {
             halves[i].path = w.path;
-            halves[i].library = library;
+            halves[i].fake = fake;
             assert_int_equal(pthread_create(&threads[i], NULL, half_main, &halves[i]), 0);
         }
         for (int i = 0; i < 2; i++)
