@@ -19,9 +19,11 @@ measured=()
 state=""
 jobs=$(nproc)
 builder="" builder_log=""
+said=$(mktemp)      # by tests that failed: once more at the end, where a log that is cut keeps it
 
 leave() {
     if [ -n "$builder" ]; then kill "$builder" 2> /dev/null; wait "$builder"; fi
+    rm -f "$said"
     [ -z "$builder_log" ] || rm -f "$builder_log" "$builder_log.name"
 }
 trap leave EXIT
@@ -32,6 +34,7 @@ finish() {
         echo "== for docs/measurements.md ($(uname -m), $(nproc) processors)"
         printf '| %s |\n' "${measured[@]}"
     fi
+    [ ! -s "$said" ] || cat "$said"
     if [ ${#failures[@]} -gt 0 ]; then printf 'failed: %s\n' "${failures[@]}"; fi
     echo "$passed passed, $failed failed, $skipped skipped"
     [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
@@ -90,9 +93,14 @@ import json, sys
 for line in open(sys.argv[1]):
     test = json.loads(line)
     print(test["result"] + "\t" + test["name"])
-    for said in test.get("stdout", "").splitlines():
+    out = test.get("stdout", "").splitlines()
+    for said in out:
         if said.startswith("measured: "):
-            print("measured:\t" + said[10:])' "$1/meson-logs/testlog.json" || printf 'ERROR\ttestlog.json cannot be read\n')
+            print("measured:\t" + said[10:])
+    if test["result"] not in ("OK", "EXPECTEDFAIL", "SKIP"):
+        with open(sys.argv[2], "a") as failures:
+            lines = ["== said by " + test["name"]] + out[-40:] + test.get("stderr", "").splitlines()[-20:]
+            failures.write("\n".join(line[:400] for line in lines) + "\n")' "$1/meson-logs/testlog.json" "$said" || printf 'ERROR\ttestlog.json cannot be read\n')
 }
 
 # once NAME COMMAND...: in the long run a step that has passed before is counted and not repeated
@@ -192,9 +200,10 @@ if [ "$long" = 1 ]; then    # file by file, so that less is repeated
     echo "== seeds"
     rounds seeds build "$state"
 else
-    run_tests build --suite cluster --num-processes $((jobs < 4 ? jobs : 4))
+    run_tests build --suite cluster --no-suite clock --num-processes $((jobs < 4 ? jobs : 4))
 fi
 built
+if [ "$long" = 0 ]; then echo "== cluster, judged by the clock"; run_tests build --suite clock; fi
 echo "== units under ASan and UBSan"
 once sanitizers suite build-asan unit ops
 echo "== threads under TSan"

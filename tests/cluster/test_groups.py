@@ -129,12 +129,15 @@ def test_group_lost():
             load.wait_more(4)
             group_kill(c, 1)
             load.wait_more(8)
+        # before it counts as lost it is only one that takes nothing (`miss_full`)
+        wait_for("the loss is known", 10,
+                 lambda: c.metric("router", "tandem_router_workers_lost_total") >= 1)
         assert c.ready()
         assert talks[0].turn() > 0
         talks[1].compare = True          # the same text as one that nobody had begun elsewhere
         talks[1].turn(hit=False)
         assert talks[1].turn() > 0       # and now it lives here
-        assert placed(c, "miss_gone") >= 1
+        assert placed(c, "miss_gone") >= 1, c.role_metrics("router")
         ledger = c.health("router")["ledger"]
         assert ledger["failed"] == 0, ledger
 
