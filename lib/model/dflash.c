@@ -200,6 +200,8 @@ static void take_buffers(struct dflash *d)
     b->gate = dflash_take(d, rows * c->ffn, f);
     b->up = dflash_take(d, rows * c->ffn, f);
     b->logits = dflash_take(d, (uint64_t)c->block_size * d->weights.head.out, f);
+    b->best_rows = dflash_take(d, DFLASH_AGAIN_MAX, sizeof(uint32_t));
+    b->best_logits = dflash_take(d, DFLASH_AGAIN_MAX, f);
     uint64_t top = (uint64_t)c->block_size * (c->v2 ? c->selector_top_k : 1);
     b->top_ids = dflash_take(d, top, sizeof(uint32_t));
     b->top_logits = dflash_take(d, top, f);

@@ -115,36 +115,17 @@ static void layer_run(struct dflash *d, const struct dflash_block *blocks, uint3
     dflash_tell(d, "block_out", layer, d->b.x, rows, hidden);
 }
 
-/* Logits of one block's mask rows, scaled and capped as the config says. */
-static void head(struct dflash *d, uint32_t s)
-{
-    const struct dflash_config *c = &d->config;
-    uint32_t drafts = c->block_size - 1;
-    const float *x = d->b.h + ((uint64_t)s * c->block_size + 1) * c->hidden;
-    dflash_linear_run(d, &d->weights.head, x, c->hidden, d->b.logits, drafts);
-    if (c->output_multiplier == 1 && c->softcap == 0)
-        return;
-    uint64_t n = (uint64_t)drafts * d->weights.head.out;
-    for (uint64_t i = 0; i < n; i++) {
-        double z = c->output_multiplier * d->b.logits[i];
-        d->b.logits[i] = (float)(c->softcap > 0 ? c->softcap * tanh(z / c->softcap) : z);
-    }
-}
-
 static void choose(struct dflash *d, struct dflash_block *block, uint32_t s)
 {
     const struct dflash_config *c = &d->config;
     struct dflash_buffers *b = &d->b;
     uint32_t drafts = c->block_size - 1, k = c->v2 ? c->selector_top_k : 1;
-    head(d, s);
-    for (uint32_t t = 0; t < drafts; t++)
-        dflash_top(d, b->logits + (uint64_t)t * d->weights.head.out, b->top_ids + t * k,
-                   b->top_logits + t * k);
+    const float *x = b->h + ((uint64_t)s * c->block_size + 1) * c->hidden;
+    dflash_head_run(d, x, drafts, k, b->top_ids, b->top_logits);
     if (!c->v2) {
         memcpy(block->ids, b->top_ids, drafts * sizeof *block->ids);
         return;
     }
-    const float *x = b->h + ((uint64_t)s * c->block_size + 1) * c->hidden;
     dflash_linear_run(d, &d->weights.selector, x, c->hidden, b->project, drafts);
     dflash_walk(d, block->anchor, b->project, b->top_ids, b->top_logits, b->scores, block->ids);
     dflash_tell(d, "top_ids", s, (const float *)(const void *)b->top_ids, drafts, k);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A head of 8 bits, made at load: FP8 codes with a scale a row, which kernels read as they lie. */
+/* The head, and one of 8 bits made at load: FP8 codes with a scale a row, which kernels read as
+ * they lie.  These find the best rows, whose values in the file then say what they are worth. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -61,6 +62,10 @@ void dflash_head_quantise(struct dflash *d)
                           .scales = dflash_take(d, h->out, sizeof(float))};
     op_for(&d->ctx, h->out, (uint64_t)h->in * 16, head_rows, &w);
     values_release(d, h->weight.data, (uint64_t)h->out * h->in * op_dtype_bytes(h->weight.dtype));
+    d->weights.head_values = h->stored.codes;
+    d->weights.head_dtype = h->weight.dtype;
+    d->b.again_values =
+        dflash_take(d, (uint64_t)DFLASH_AGAIN_MAX * h->in, op_dtype_bytes(h->weight.dtype));
     h->stored = (struct op_quantised){.format = OP_FORMAT_FP8,
                                       .out = h->out,
                                       .in = h->in,
@@ -74,4 +79,80 @@ void dflash_head_quantise(struct dflash *d)
                                       .no_nan = true};
     h->weight = (struct op_weight){.quantised = &h->stored};
     snprintf(d->formats + at, sizeof d->formats - at, ", head fp8");
+}
+
+/* As the config says; logits of any rows of the head. */
+static void scale(const struct dflash_config *c, float *logits, uint64_t count)
+{
+    if (c->output_multiplier == 1 && c->softcap == 0)
+        return;
+    for (uint64_t i = 0; i < count; i++) {
+        double z = c->output_multiplier * logits[i];
+        logits[i] = (float)(c->softcap > 0 ? c->softcap * tanh(z / c->softcap) : z);
+    }
+}
+
+/* The logits of these rows of the head, from their values: bit for bit those of a head that was
+ * not quantised. */
+static void again(struct dflash *d, const float *x, const uint32_t *rows, uint32_t count,
+                  float *ret_logits)
+{
+    struct dflash_buffers *b = &d->b;
+    uint32_t in = d->weights.head.in;
+    uint64_t bytes = (uint64_t)in * op_dtype_bytes(d->weights.head_dtype);
+    for (uint32_t i = 0; i < count; i++)
+        memcpy(b->again_values + i * bytes, d->weights.head_values + rows[i] * bytes, bytes);
+    struct dflash_linear part = {
+        .weight = {.data = b->again_values, .dtype = d->weights.head_dtype},
+        .out = count,
+        .in = in,
+    };
+    dflash_linear_run(d, &part, x, in, ret_logits, 1);
+    scale(&d->config, ret_logits, count);
+}
+
+/* Best first, ties to the lower row. */
+static void sort(uint32_t *rows, float *logits, uint32_t count)
+{
+    for (uint32_t i = 1; i < count; i++) {
+        uint32_t row = rows[i], at = i;
+        float value = logits[i];
+        while (at > 0 &&
+               (value > logits[at - 1] || (value == logits[at - 1] && row < rows[at - 1]))) {
+            rows[at] = rows[at - 1];
+            logits[at] = logits[at - 1];
+            at--;
+        }
+        rows[at] = row;
+        logits[at] = value;
+    }
+}
+
+void dflash_head_run(struct dflash *d, const float *x, uint32_t rows, uint32_t candidates,
+                     uint32_t *ret_ids, float *ret_logits)
+{
+    struct dflash_buffers *b = &d->b;
+    const struct dflash_linear *h = &d->weights.head;
+    uint32_t most = candidates;
+    if (b->again_values != NULL)
+        most = DFLASH_AGAIN * candidates < DFLASH_AGAIN_MIN ? DFLASH_AGAIN_MIN
+                                                            : DFLASH_AGAIN * candidates;
+    CHECK(most <= DFLASH_AGAIN_MAX);
+    dflash_linear_run(d, h, x, h->in, b->logits, rows);
+    scale(&d->config, b->logits, (uint64_t)rows * h->out);
+    for (uint32_t t = 0; t < rows; t++) {
+        uint32_t count =
+            dflash_top(d, b->logits + (uint64_t)t * h->out, most, b->best_rows, b->best_logits);
+        CHECK(count >= candidates); /* the loader saw that there are so many tokens */
+        if (b->again_values != NULL) {
+            again(d, x + (uint64_t)t * h->in, b->best_rows, count, b->best_logits);
+            sort(b->best_rows, b->best_logits, count);
+        }
+        for (uint32_t i = 0; i < candidates; i++) {
+            uint32_t row = b->best_rows[i];
+            ret_ids[t * candidates + i] =
+                d->weights.head_ids != NULL ? d->weights.head_ids[row] : row;
+            ret_logits[t * candidates + i] = b->best_logits[i];
+        }
+    }
 }

@@ -19,6 +19,11 @@ struct safetensors;
 
 #define DFLASH_MAGIC 0x64666c73u
 #define APPEND_ROWS  64u /* context rows that are computed at once */
+/* Where the head was quantised at load, so many times the candidates are computed again from its
+ * values, but so many at least. */
+#define DFLASH_AGAIN     4u
+#define DFLASH_AGAIN_MIN 16u
+#define DFLASH_AGAIN_MAX (DFLASH_AGAIN * DFLASH_TOP_K_MAX)
 
 struct dflash_linear {
     struct op_weight weight; /* as stored; points to `stored` unless it is plain */
@@ -39,6 +44,10 @@ struct dflash_layer {
 
 struct dflash_weights {
     struct dflash_linear fc, embed, head, selector;
+    /* Of a head that was quantised at load: its values where the file has them, perhaps
+     * misaligned; NULL = there are none. */
+    const uint8_t *head_values;
+    enum op_dtype head_dtype;
     float *hidden_norm, *norm;
     float *mask;                             /* [hidden] learned vector, NULL = the table's row */
     struct op_weight predecessor, successor; /* [vocab, rank] */
@@ -52,6 +61,9 @@ struct dflash_buffers { /* by row of the batch */
     float *q, *k, *v, *o;
     float *gate, *up;
     float *logits, *project;
+    uint32_t *best_rows; /* [DFLASH_AGAIN_MAX] of the head, for one row of the block */
+    float *best_logits;
+    uint8_t *again_values; /* [DFLASH_AGAIN_MAX, hidden] rows to compute again; NULL = none */
     uint32_t *top_ids;
     float *top_logits, *scores;
 };
@@ -86,6 +98,9 @@ void *dflash_take(struct dflash *d, uint64_t count, uint64_t item_bytes);
 MUST_USE enum err dflash_load_tensors(struct dflash *d, struct err_detail *detail);
 /* dflash_head.c: a plain head becomes 8 bits wide; any other stays. */
 void dflash_head_quantise(struct dflash *d);
+/* Candidates each of one block's mask rows, x [rows, hidden]; best first. */
+void dflash_head_run(struct dflash *d, const float *x, uint32_t rows, uint32_t candidates,
+                     uint32_t *ret_ids, float *ret_logits);
 
 void dflash_linear_run(struct dflash *d, const struct dflash_linear *w, const float *x,
                        uint64_t x_stride, float *y, uint32_t rows);
@@ -119,8 +134,10 @@ struct dflash_attend {
     float *o;
 };
 void dflash_attend_run(const struct dflash_attend *a);
-/* Best k of a row of logits, best first, ties to the lower id; only ids with a token. */
-void dflash_top(const struct dflash *d, const float *logits, uint32_t *ret_ids, float *ret_logits);
+/* Best k of a row of logits as rows of the head, best first, ties to the lower one; only those with
+ * a token.  Returns how many there are. */
+uint32_t dflash_top(const struct dflash *d, const float *logits, uint32_t k, uint32_t *ret_rows,
+                    float *ret_logits);
 /* Walks the candidates of draft rows 1...; scores [rows, top_k] out. */
 void dflash_walk(const struct dflash *d, uint32_t anchor, const float *project,
                  const uint32_t *top_ids, const float *top_logits, float *scores,

@@ -297,8 +297,8 @@ static void on_recall(void *arg, const char *name, uint32_t layer, const float *
     }
 }
 
-/* Candidates that a head of 8 bits still finds, and the drafts that come of them. */
-static void head_of_8_bits(const char *drafter, const char *golden, double least, bool same)
+/* A head of 8 bits finds all candidates, since it tells the best rows apart by their values. */
+static void head_of_8_bits(const char *drafter, const char *golden)
 {
     static const char *const names[] = {"case0_needle", "case1_tool", "case2_repeat", "case3_json"};
     char path[1024];
@@ -324,26 +324,23 @@ static void head_of_8_bits(const char *drafter, const char *golden, double least
         struct dflash_block block = {.context = &context, .anchor = anchor};
         dflash_probe(d, on_recall, &r);
         dflash_draft(d, &block, 1);
-        if (same)
-            assert_memory_equal(block.ids, drafts->data, drafts->bytes);
+        assert_memory_equal(block.ids, drafts->data, drafts->bytes);
         found += r.found;
         of += r.of;
         mem_give(taps);
         mem_give(context.rows);
     }
     print_message("%s: %u of %u candidates\n", drafter, found, of);
-    assert_true(of > 0 && found >= least * of);
+    assert_true(of > 0 && found == of);
     dflash_destroy(&d);
     safetensors_close(&set);
 }
 
-/* Measured: 218 of 224 and 432 of 448, with the misses at the lower end of the sixteen. */
 static void test_head_of_8_bits(void **state)
 {
     (void)state;
-    head_of_8_bits("deploy/demo-drafter", "tests/golden/dflash2/trained.safetensors", 0.95, true);
-    head_of_8_bits("tests/golden/dflash2/random", "tests/golden/dflash2/random/golden.safetensors",
-                   0.95, false);
+    head_of_8_bits("deploy/demo-drafter", "tests/golden/dflash2/trained.safetensors");
+    head_of_8_bits("tests/golden/dflash2/random", "tests/golden/dflash2/random/golden.safetensors");
 }
 
 int main(void)

@@ -126,7 +126,8 @@ static uint16_t *head_values(const char *below)
     return values;
 }
 
-/* The file's pages of the head are given back, and what takes their place has half their size. */
+/* The file's pages of the head are given back, and what takes their place has half their size.  Of
+ * the best rows the values are read again: what is said of these is the same bit for bit. */
 static void a_head_of_8_bits_takes_less_and_says_the_same(void **state)
 {
     (void)state;
@@ -142,8 +143,8 @@ static void a_head_of_8_bits_takes_less_and_says_the_same(void **state)
     mem_give(values);
     for (uint32_t narrow = 0; narrow < 2; narrow++) {
         struct dflash *d = load_head(c.dir, narrow == 1);
-        top_of(d, &seen[narrow]);
         bytes[narrow] = resident(c.dir);
+        top_of(d, &seen[narrow]);
         assert_true((strstr(dflash_formats(d), "head fp8") != NULL) == (narrow == 1));
         dflash_destroy(&d);
     }
@@ -152,10 +153,7 @@ static void a_head_of_8_bits_takes_less_and_says_the_same(void **state)
                   (unsigned long long)head, (unsigned long long)bytes[0],
                   (unsigned long long)bytes[1]);
     assert_true(bytes[0] >= head && bytes[1] <= bytes[0] - head + 2 * page);
-    /* Three bits of fraction: a logit of 128 products moves by less than this. */
-    for (uint32_t i = 0; i < 7 * 16; i++)
-        assert_true(fabsf(seen[1].top[i] - seen[0].top[i]) < 0.05f * fabsf(seen[0].top[0]));
-    assert_memory_not_equal(seen[0].top, seen[1].top, sizeof(seen[0].top));
+    assert_memory_equal(&seen[0], &seen[1], sizeof(seen[0]));
     copy_close(&c);
 }
 
