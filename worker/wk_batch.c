@@ -12,6 +12,7 @@
 #define STEP_SLICES_SHARED 1.5
 #define STEP_SLICES_ALONE  2.5
 #define SHARE_ROWS_MIN     16u
+#define PAUSE_STEPS_MAX    64u /* without drafts, after many that came too late */
 
 uint32_t wk_batch_rows(const struct wk_cost *cost, uint32_t rows_max, double context,
                        double pass_us)
@@ -297,6 +298,30 @@ static void prefill_abandon(struct wk_core *core)
 
 /* ---- decode ---- */
 
+/* What this step has waited for, since the plan before it was done.  A drafter that missed the
+ * deadline for most is asked no more for a while, ever longer: it would be waited for in vain. */
+static void draft_wait_learn(struct wk_core *core)
+{
+    uint32_t asked = 0, late = 0;
+    for (uint32_t i = 0; i < core->order_count; i++) {
+        const struct wk_seq *seq = &core->seqs[core->order[i]];
+        if (!can_decode(core, seq) || wk_core_draft_own(&seq->spec))
+            continue;
+        asked += seq->draft.state != WK_DRAFT_NONE;
+        late += seq->draft.state == WK_DRAFT_ASKED;
+    }
+    if (asked == 0) {
+        core->draft_pause -= core->draft_pause > 0;
+        return;
+    }
+    core->draft_pause = 2 * late > asked ? core->draft_pause_next : 0;
+    core->draft_pause_next =
+        core->draft_pause == 0
+            ? 1
+            : (2 * core->draft_pause < PAUSE_STEPS_MAX ? 2 * core->draft_pause : PAUSE_STEPS_MAX);
+    wk_cost_learn(&core->cost_draft, asked, 0, 1, (double)(core->now_us - core->cycle_us));
+}
+
 static void decode_seq_add(struct wk_core *core, struct wk_seq *seq, uint32_t drafts_max,
                            uint32_t ema_max)
 {
@@ -346,13 +371,18 @@ static void decode_seq_add(struct wk_core *core, struct wk_seq *seq, uint32_t dr
     core->flight.entries[core->flight.seq_count++] = entry;
 }
 
+uint32_t wk_batch_drafts_max(const struct wk_core *core, uint32_t decoders)
+{
+    uint32_t rows = core->options.decode_rows_max;
+    uint32_t drafts = decoders > 0 && decoders < rows ? (rows - decoders) / decoders : 0;
+    return drafts < WK_SPEC_DRAFTS_MAX ? drafts : WK_SPEC_DRAFTS_MAX;
+}
+
 /* Drafts of each of count sequences: what the rows allow, and no more than keeps the step short. */
 static uint32_t drafts_allowed(const struct wk_core *core, uint32_t count, bool prefill_waits)
 {
-    uint32_t drafts = (core->options.decode_rows_max - count) / count;
+    uint32_t drafts = wk_batch_drafts_max(core, count);
     double most_us = slice_us(core) * (prefill_waits ? STEP_SLICES_SHARED : STEP_SLICES_ALONE);
-    if (drafts > WK_SPEC_DRAFTS_MAX)
-        drafts = WK_SPEC_DRAFTS_MAX;
     /* One draft always: where it is right it makes up for its row. */
     while (drafts > 1 && wk_cost_predict(&core->cost_decode, count * (drafts + 1.0),
                                          core->decode_context, 1) > most_us)
@@ -381,6 +411,7 @@ static void decode_step(struct wk_core *core, uint32_t ready, bool prefill_waits
     uint32_t drafts_max = drafts_allowed(core, count, prefill_waits);
     uint32_t ema_max = ema_allowed(core);
     double positions = 0;
+    draft_wait_learn(core);
     core->flight.seq_count = 0;
     uint32_t start = core->decode_next % core->order_count;
     for (uint32_t i = 0; i < core->order_count && core->flight.seq_count < count; i++) {

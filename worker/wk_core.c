@@ -11,6 +11,7 @@
 #define ACTIONS_PER_SEQ 8u
 #define ACTIONS_EXTRA   64u
 #define RING_BYTES      (4u << 20)
+#define DRAFT_US_GUESS  100.0 /* of one sequence, before the first was waited for */
 #define RATE_UNKNOWN    0.0
 
 /* ---- life ---- */
@@ -86,6 +87,8 @@ struct wk_core *wk_core_create(const struct wk_core_options *options)
     shape_set(core, &options->shape);
     wk_cost_init(&core->cost_prefill, 0, options->prefill_us_per_row);
     wk_cost_init(&core->cost_decode, options->decode_us_per_step, options->prefill_us_per_row);
+    wk_cost_init(&core->cost_draft, 0, DRAFT_US_GUESS);
+    core->draft_pause_next = 1;
     core->step = options->step_first;
     core->decode_rate = RATE_UNKNOWN;
     core->prefill_rate = RATE_UNKNOWN;

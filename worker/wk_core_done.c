@@ -119,6 +119,7 @@ static void account(struct wk_core *core, const struct wk_flight *f, const struc
     uint32_t decoders = 0;
     for (uint32_t i = 0; i < core->order_count; i++)
         decoders += core->seqs[core->order[i]].state == WK_SEQ_DECODE;
+    core->decoders = decoders;
     s->step_us_last = result->step_us;
     s->kind_last = f->kind;
     s->rows_last = f->rows;

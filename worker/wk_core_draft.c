@@ -9,6 +9,7 @@
 #define DRAFTER_SILENCE_US 1000000u
 #define ACCEPT_SMOOTH      0.02 /* about the last 50 steps */
 #define ACCEPT_STEPS_MIN   64u  /* no alarm before so many steps */
+#define FEED_TOKENS        64u  /* new ones of a sequence that asks nothing, before they are told */
 
 bool wk_core_drafter_up(const struct wk_core *core, uint64_t now_us)
 {
@@ -73,32 +74,53 @@ static bool open_send(struct wk_core *core, struct wk_seq *seq, uint32_t length)
     return true;
 }
 
+/* Tokens that the drafter does not hold yet; NULL: no room to say them in. */
+static uint32_t *news_of(struct wk_core *core, const struct wk_seq *seq, uint32_t length,
+                         uint32_t *ret_count)
+{
+    CHECK(seq->draft.length <= length);
+    uint32_t count = length - seq->draft.length;
+    uint32_t *ids = arena_alloc_array(core->actions->arena, count + 1, sizeof *ids);
+    if (ids != NULL)
+        wk_ids_copy(core->ids, wk_core_entry(core, seq), seq->draft.length, count, ids);
+    *ret_count = count;
+    return ids;
+}
+
 void wk_core_draft_feed(struct wk_core *core, struct wk_seq *seq)
 {
     struct wk_draft *d = &seq->draft;
+    uint32_t length = wk_core_length(core, seq), count = 0;
     if (!core->drafter_taps || !seq->setup.taps || d->barred ||
         !wk_core_drafter_up(core, core->now_us))
         return;
     if (!d->opened || d->epoch != core->kv_epoch) {
-        open_send(core, seq, wk_core_length(core, seq));
+        open_send(core, seq, length);
         return;
     }
+    uint32_t *ids = news_of(core, seq, length, &count);
+    if (ids == NULL)
+        return;
     struct msg *m = wk_core_send(core, WK_ACT_DRAFTER, MSG_DRAFT_CONTEXT, &seq->id);
-    m->u.draft_context = (struct msg_draft_context){
-        .epoch = d->epoch, .base_length = d->length, .tap_end = core->tap_end};
+    m->u.draft_context = (struct msg_draft_context){.epoch = d->epoch,
+                                                    .base_length = d->length,
+                                                    .tap_end = core->tap_end,
+                                                    .ids_count = count,
+                                                    .ids = ids};
+    d->length = length;
 }
 
-/* Cost of a step in which this request verifies k drafts and the others do as it does. */
+/* Cost of a step in which this request verifies k drafts and the others do as it does: its rows,
+ * and with any drafts the wait for all of them. */
 static uint32_t goodput_drafts(const struct wk_core *core, const struct wk_seq *seq)
 {
     double cost_us[WK_SPEC_DRAFTS_MAX + 1];
-    uint32_t decoders = 0;
-    for (uint32_t i = 0; i < core->order_count; i++)
-        decoders += core->seqs[core->order[i]].state == WK_SEQ_DECODE;
+    uint32_t decoders = core->decoders > 0 ? core->decoders : 1;
+    double wait_us = wk_cost_predict(&core->cost_draft, decoders, 0, 1);
     for (uint32_t k = 0; k <= WK_SPEC_DRAFTS_MAX; k++) {
         double us =
             wk_cost_predict(&core->cost_decode, decoders * (k + 1.0), core->decode_context, 1);
-        cost_us[k] = us > 1 ? us : 1;
+        cost_us[k] = (us > 1 ? us : 1) + (k > 0 ? wait_us : 0);
     }
     return wk_policy_goodput(&seq->history, cost_us);
 }
@@ -150,33 +172,37 @@ void wk_core_draft_ask(struct wk_core *core, struct wk_seq *seq)
     CHECK(seq->state == WK_SEQ_DECODE);
     d->state = WK_DRAFT_NONE;
     d->count = 0;
-    uint32_t length = wk_core_length(core, seq), entry = wk_core_entry(core, seq);
-    d->verify = drafts_verified(core, seq);
+    uint32_t length = wk_core_length(core, seq), count = 0;
+    /* What cannot ride along in the next step is not waited for, nor what would come too late. */
+    bool asks = wk_batch_drafts_max(core, core->decoders) > 0 && core->draft_pause == 0;
+    d->verify = asks ? drafts_verified(core, seq) : 0;
     /* The whole block is asked for: what is drafted does not depend on what is verified. */
     uint32_t wanted = wk_verify_drafts_max(&seq->limits, length, wk_core_outputs(core, seq),
                                            d->verify > 0 ? WK_SPEC_DRAFTS_MAX : 0);
     if (wanted > core->drafter_max)
         wanted = core->drafter_max;
-    if (wanted == 0 || d->barred || !wk_core_drafter_up(core, core->now_us))
+    if (d->barred || !wk_core_drafter_up(core, core->now_us))
         return;
+    if (wanted == 0) {
+        if (!d->opened || length - d->length >= FEED_TOKENS)
+            wk_core_draft_feed(core, seq);
+        return;
+    }
     if ((!d->opened || d->epoch != core->kv_epoch) && !open_send(core, seq, length))
         return;
-    CHECK(d->length <= length);
-    uint32_t news = length - d->length;
-    uint32_t *ids = arena_alloc_array(core->actions->arena, news + 1, sizeof *ids);
+    uint32_t *ids = news_of(core, seq, length, &count);
     if (ids == NULL)
         return;
-    wk_ids_copy(core->ids, entry, d->length, news, ids);
     struct msg *m = wk_core_send(core, WK_ACT_DRAFTER, MSG_DRAFT_PROPOSE, &seq->id);
     m->u.draft_propose = (struct msg_draft_propose){
         .epoch = d->epoch,
         .tap_end = core->tap_end,
         .base_length = d->length,
-        .anchor = wk_ids_at(core->ids, entry, length - 1),
+        .anchor = wk_ids_at(core->ids, wk_core_entry(core, seq), length - 1),
         .draft_count = wanted,
         .step = ++core->draft_step,
         .source = seq->spec.source,
-        .ids_count = news,
+        .ids_count = count,
         .ids = ids,
     };
     d->length = length;
@@ -266,6 +292,8 @@ void wk_core_draft_msg(struct wk_core *core, const struct msg *m)
     CHECK(m->type == MSG_DRAFT_HELLO_REPLY);
     const struct msg_draft_hello_reply *h = &m->u.draft_hello_reply;
     if (h->incarnation != core->drafter_incarnation) {
+        core->draft_pause = 0;
+        core->draft_pause_next = 1;
         forget_all(core);
         barred_forget(core);
         core->accept_rate = 1; /* another drafter begins with a clean sheet */

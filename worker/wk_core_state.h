@@ -134,6 +134,7 @@ struct wk_core {
     struct wk_plan *plan;
     struct wk_plan_ring *ring;
     struct wk_cost cost_prefill, cost_decode;
+    struct wk_cost cost_draft; /* time that steps wait for drafts, by how many asked */
     struct wk_flight flight;
     struct wk_prefill prefill;
     uint64_t step, serial, draft_step;
@@ -143,6 +144,8 @@ struct wk_core {
     uint64_t prefill_run_us, decode_us_last; /* slices since the last step; that step */
     double decode_context;                   /* mean length in the last step */
     uint64_t cycle_us;                       /* when the last plan was done */
+    uint32_t decoders;                       /* at that time */
+    uint32_t draft_pause, draft_pause_next;  /* steps for which the drafter is not asked */
     uint64_t preempted_serial;
     bool draining, stopping;
     uint64_t drain_deadline_us;
@@ -233,12 +236,15 @@ void wk_core_draft_take(struct wk_core *core, struct wk_seq *seq, const struct w
 void wk_core_draft_close(struct wk_core *core, struct wk_seq *seq);
 bool wk_core_draft_settled(const struct wk_core *core, const struct wk_seq *seq);
 void wk_core_draft_check(struct wk_core *core);
-/* After a prefill batch: opens the sequence early, so that its taps are taken as they come. */
+/* Tells the drafter what is new of a sequence that asks nothing now, so that its taps are taken as
+ * they come; opens it where that was not done. */
 void wk_core_draft_feed(struct wk_core *core, struct wk_seq *seq);
 /* What became of a step's drafts. */
 void wk_core_draft_verdict(struct wk_core *core, struct wk_seq *seq, uint32_t accepted);
 
-/* wk_batch.c: decides what runs next and fills core->plan; false = nothing now */
+/* wk_batch.c: drafts that ride along with each of `decoders` sequences, as rows allow */
+uint32_t wk_batch_drafts_max(const struct wk_core *core, uint32_t decoders);
+/* Decides what runs next and fills core->plan; false = nothing now. */
 bool wk_batch_next(struct wk_core *core, uint64_t *ret_wake_us);
 
 #endif

@@ -10,6 +10,7 @@
 #define CHANCE_RELAX    0.02 /* towards the position before, where nothing was ever seen */
 #define PROBE_FIRST     8u   /* steps without drafts before the first probe */
 #define PROBE_MAX       512u
+#define PROBE_NEWS      0.1 /* a probe that raises the first chance by less has told nothing new */
 
 enum err wk_ema_set_parse(const char *text, struct wk_ema_knobs *knobs, struct err_detail *detail)
 {
@@ -59,9 +60,11 @@ void wk_history_add(struct wk_history *h, const struct wk_ema_knobs *knobs, uint
     double observation = full ? WK_SPEC_DRAFTS_MAX : accepted;
     h->mean = knobs->alpha * observation + (1 - knobs->alpha) * h->mean;
     h->observed++;
+    double chance = h->chance[0];
     chances_add(h, drafted, accepted);
+    bool news = accepted > 0 && (h->idle_steps == 0 || h->chance[0] - chance > PROBE_NEWS);
     h->idle_steps = 0;
-    h->probe_every = accepted > 0                 ? PROBE_FIRST
+    h->probe_every = news                         ? PROBE_FIRST
                      : h->probe_every < PROBE_MAX ? 2 * h->probe_every
                                                   : PROBE_MAX;
 }

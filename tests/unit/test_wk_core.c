@@ -317,10 +317,10 @@ static void a_silent_drafter_is_not_waited_for(void **state)
     struct world *w = world_new(11, &o, 64);
     w->drafter = DRAFT_RIGHT;
     w->us_per_row = 10;
-    w->us_fixed = 100;
+    w->us_fixed = 5000;
     hello(w);
-    struct request *r = request_add(w, 10, 200, "fixed:7");
-    r->q.limits.output_tokens_min = 200;
+    struct request *r = request_add(w, 10, 380, "fixed:7");
+    r->q.limits.output_tokens_min = 380;
     plain_run(w, r);
     assign(w, r);
     while (r->got_count < 10)
@@ -337,7 +337,8 @@ static void a_silent_drafter_is_not_waited_for(void **state)
     from = w->now_us;
     for (uint32_t i = 0; i < 40 && r->finishes == 0; i++)
         advance(w);
-    assert_true(r->got_count >= had + 20 && w->now_us - from < 60000); /* no waiting at all */
+    uint64_t steps_us = 5100 * (uint64_t)(r->got_count - had + 1);
+    assert_true(r->got_count >= had + 20 && w->now_us - from < steps_us); /* no waiting at all */
     w->drafter = DRAFT_RIGHT;
     w->drafter_incarnation++;
     hello(w);
@@ -391,6 +392,107 @@ static void a_refusal_says_what_follows(void **state)
         assert_true(wk_core_stats(w->core)->accepted > 10);
         world_free(w);
     }
+}
+
+/* Where no draft could ride along none is asked for; the drafter's context goes on all the same. */
+static void a_full_step_waits_for_no_drafts(void **state)
+{
+    (void)state;
+    struct wk_core_options o = options_of(16, 16);
+    o.decode_rows_max = 20; /* drafts for ten sequences at most */
+    struct world *w = world_new(31, &o, 250);
+    w->drafter = DRAFT_RIGHT;
+    w->drafter_taps = true;
+    w->us_per_row = 10;
+    w->us_fixed = 100;
+    hello(w);
+    for (uint32_t i = 0; i < 16; i++) {
+        struct request *r = request_add(w, 10 + i, i < 8 ? 200 : 130, "fixed:7");
+        r->q.limits.output_tokens_min = r->q.limits.output_tokens_max;
+        plain_run(w, r);
+        assign(w, r);
+    }
+    while (w->reqs[15].got_count < 10)
+        advance(w);
+    uint32_t asked = w->drafter_asked;
+    uint64_t from = w->now_us;
+    while (w->reqs[15].got_count < 120)
+        advance(w);
+    assert_int_equal(w->drafter_asked, asked);
+    assert_true(w->now_us - from < 110 * 500); /* steps of 16 rows, one after the other */
+    assert_in_range(w->drafter_fed, 16 * 64, 16 * 130);
+    uint32_t fed = w->drafter_fed;
+    run_all(w);
+    check_over(w);
+    /* Eight are left, each with a draft or two; the drafter lacked none of their tokens. */
+    assert_true(w->drafter_asked > asked + 8 * 12);
+    assert_true(wk_core_stats(w->core)->accepted > 100);
+    assert_true(w->drafter_opens == 16 && w->drafter_fed - fed <= 16 * 64);
+    world_free(w);
+}
+
+/* A drafter that is there and always too late costs less and less time. */
+static void a_late_drafter_is_asked_seldom(void **state)
+{
+    (void)state;
+    struct wk_core_options o = options_of(8, 16);
+    struct world *w = world_new(33, &o, 250);
+    w->drafter = DRAFT_RIGHT;
+    w->us_per_row = 10;
+    w->us_fixed = 1000;
+    w->drafter_us_per_ask = 60000;
+    hello(w);
+    for (uint32_t i = 0; i < 6; i++) {
+        struct request *r = request_add(w, 10 + i, 300, "fixed:7");
+        r->q.limits.output_tokens_min = 300;
+        plain_run(w, r);
+        assign(w, r);
+    }
+    while (w->reqs[5].got_count < 200) {
+        hello(w);
+        advance(w);
+    }
+    /* After 1, 2, 4 ... 64 steps. */
+    assert_in_range(w->drafter_asked, 6 * 6, 6 * 11);
+    assert_true(wk_core_stats(w->core)->drafts_timeout > 6 * 4);
+    /* Once it is quick it drafts again. */
+    w->drafter_us_per_ask = 20;
+    w->drafter_free_us = 0;
+    uint64_t accepted = wk_core_stats(w->core)->accepted;
+    run_all(w);
+    check_over(w);
+    assert_true(wk_core_stats(w->core)->accepted > accepted + 6 * 20);
+    world_free(w);
+}
+
+/* goodput weighs the wait too: a drafter that takes longer than a step is only tried now and then. */
+static void goodput_sees_a_slow_drafter(void **state)
+{
+    (void)state;
+    uint32_t asked[2];
+    for (uint32_t slow = 0; slow < 2; slow++) {
+        struct wk_core_options o = options_of(8, 16);
+        struct world *w = world_new(32, &o, 250);
+        w->drafter = DRAFT_RIGHT;
+        w->us_per_row = 10;
+        w->us_fixed = 1000;
+        w->drafter_us_per_ask = slow ? 3000 : 20;
+        hello(w);
+        for (uint32_t i = 0; i < 6; i++) {
+            struct request *r = request_add(w, 10 + i, 300, "goodput");
+            r->q.limits.output_tokens_min = 300;
+            plain_run(w, r);
+            assign(w, r);
+        }
+        run_all(w);
+        check_over(w);
+        asked[slow] = w->drafter_asked;
+        world_free(w);
+    }
+    print_message("asked %u times a fast drafter, %u times a slow one\n", asked[0], asked[1]);
+    /* Fast: eight tokens a question.  Slow: 18 ms for what eight steps of 1 ms do. */
+    assert_in_range(asked[0], 6 * 300 / 8, 6 * 300 / 6);
+    assert_true(asked[1] < 6 * 20);
 }
 
 /* What one turn leaves is what the next one finds. */
@@ -620,6 +722,9 @@ int main(void)
         cmocka_unit_test(drain_stop_and_deadlines),
         cmocka_unit_test(a_new_router_starts_over),
         cmocka_unit_test(a_silent_drafter_is_not_waited_for),
+        cmocka_unit_test(a_full_step_waits_for_no_drafts),
+        cmocka_unit_test(a_late_drafter_is_asked_seldom),
+        cmocka_unit_test(goodput_sees_a_slow_drafter),
         cmocka_unit_test(a_refusal_says_what_follows),
         cmocka_unit_test(turns_begin_where_the_last_one_ended),
         cmocka_unit_test(a_thousand_runs),

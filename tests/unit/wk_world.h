@@ -24,6 +24,11 @@ static inline void draft_reply(struct world *w, struct request *r, const struct 
         return;
     if (mode == DRAFT_SLOW)
         delay += rng_below(&w->rng, 200000);
+    if (w->drafter_us_per_ask > 0) {
+        uint64_t from = w->drafter_free_us > w->now_us ? w->drafter_free_us : w->now_us;
+        w->drafter_free_us = from + w->drafter_us_per_ask;
+        delay = w->drafter_free_us - w->now_us;
+    }
     struct item *it = later(w, delay);
     it->msg.type = MSG_DRAFT_REPLY;
     it->msg.id = m->id;
@@ -71,6 +76,13 @@ static inline void draft_message(struct world *w, const struct msg *m)
         assert_true(m->u.draft_propose.draft_count >= 1 && m->u.draft_propose.draft_count <= 7);
         w->drafter_asked++;
         draft_reply(w, r, m);
+    } else if (m->type == MSG_DRAFT_CONTEXT) {
+        const struct msg_draft_context *c = &m->u.draft_context;
+        assert_true(r->drafter_open && r->drafter_count == c->base_length);
+        if (c->ids_count > 0)
+            memcpy(r->drafter_ids + r->drafter_count, c->ids, c->ids_count * sizeof *c->ids);
+        r->drafter_count += c->ids_count;
+        w->drafter_fed += c->ids_count;
     } else {
         assert_int_equal(m->type, MSG_DRAFT_CLOSE);
         r->drafter_open = false;
@@ -422,6 +434,7 @@ static inline void hello(struct world *w)
     struct msg m = {.type = MSG_DRAFT_HELLO_REPLY,
                     .u.draft_hello_reply = {.incarnation = w->drafter_incarnation,
                                             .source = "ngram",
+                                            .tap_layer_count = w->drafter_taps,
                                             .draft_tokens_max = 7}};
     if (w->drafter != DRAFT_NONE && w->drafter != DRAFT_SILENT)
         event_msg(w, &m);

@@ -127,7 +127,10 @@ struct world {
     enum drafter_mode drafter;
     uint64_t drafter_incarnation;
     uint32_t drafter_code; /* every proposal is answered with it; 0 = by its merits */
-    uint32_t drafter_opens, drafter_asked;
+    uint32_t drafter_opens, drafter_asked, drafter_fed;
+    bool drafter_taps;           /* it wants hidden states */
+    uint64_t drafter_us_per_ask; /* a question waits for those before it */
+    uint64_t drafter_free_us;
     uint64_t gap_us_max;
     uint32_t step_rows_max;
 };
