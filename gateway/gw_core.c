@@ -26,7 +26,8 @@ struct leg {
     struct msg_id id;
     uint32_t flow, choice;
     uint32_t output_max;
-    uint32_t have; /* output tokens received */
+    uint32_t have;          /* output tokens received */
+    struct hash128 made_by; /* of these, as the router said */
     uint32_t first_segment, last_segment;
     uint64_t progress_us;
     uint64_t retry_us; /* 0 = no re-submission is due */
@@ -138,6 +139,7 @@ static void submit_again(struct gw_core *c, uint32_t leg)
     c->stats.resubmits++;
     act_leg(c, GW_ACTION_SUBMIT, leg);
     c->actions->items[c->actions->count - 1].again = true;
+    c->actions->items[c->actions->count - 1].made_by = l->made_by;
 }
 
 /* ---- output ids ---- */
@@ -463,6 +465,7 @@ static void on_tokens(struct gw_core *c, const struct gw_event *e)
             flow_end(c, l->flow, ERR_NOMEM, 0, "the gateway's token memory is full");
             return;
         }
+        l->made_by = t->made_by;
         l->progress_us = c->now_us;
         l->retry_us = 0;
         l->backoff = l->cancelled = 0;

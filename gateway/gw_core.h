@@ -88,7 +88,8 @@ struct gw_action {
     void *owner;
     uint32_t flow, choice, leg;
     struct msg_id id;
-    bool again; /* GW_ACTION_SUBMIT: the router may have it already, or has had it */
+    bool again;             /* GW_ACTION_SUBMIT: the router may have it already, or has had it */
+    struct hash128 made_by; /* ... whose its output ids are; zeros = not known */
     uint32_t concurrency;
     uint32_t skip;
     uint32_t finish;                   /* MSG_FINISH_STOP or _LENGTH */

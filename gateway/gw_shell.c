@@ -115,6 +115,7 @@ static void send_submit(struct gw_shell *s, const struct gw_action *a)
     m.u.request.limits.output_tokens_max = max;
     m.u.request.limits.output_tokens_min = r->min_tokens < max ? r->min_tokens : max;
     m.u.request.attempt = a->again;
+    m.u.request.made_by = a->made_by;
     m.u.request.group_index = a->choice;
     m.u.request.group_count = r->choice_count;
     for (uint32_t i = 0; i < r->choice_count; i++)

@@ -123,6 +123,8 @@ struct msg_request {
      * other; group_tokens = prompt tokens of all of them.  0 = alone. */
     uint64_t group_tokens;
     uint32_t group_index, group_count;
+    /* RouterSubmit of a stream that has begun: as its tokens came; zeros = not known. */
+    struct hash128 made_by;
     uint32_t attempt; /* 0 at first; counts assignments, in RouterSubmit repetitions */
     bool canary;      /* router's own; set on WorkerAssign only */
 };
@@ -154,6 +156,7 @@ struct msg_tokens {
      * and neither model_fp nor config_hash. */
     bool has_receipt;
     struct msg_receipt receipt;
+    struct hash128 made_by; /* router -> gateway: kv_model_fp of whose tokens these are */
 };
 
 struct msg_submit_reply {

@@ -102,6 +102,7 @@ static enum err sampling_check(const struct msg_sampling *s, struct err_detail *
 static enum err request_check(const struct msg_request *r, bool from_router,
                               struct err_detail *detail)
 {
+    static const struct hash128 none;
     SHORT_TEXT(r, session_key);
     SHORT_TEXT(r, cache_salt);
     SHORT_TEXT(r, effort);
@@ -112,6 +113,8 @@ static enum err request_check(const struct msg_request *r, bool from_router,
     if (r->ids_count < r->prompt_count)
         REFUSE("ids_count: %u is below prompt_count %u", r->ids_count, r->prompt_count);
     HAS_ARRAY("ids", r->ids, r->ids_count);
+    if (memcmp(&r->made_by, &none, sizeof none) != 0 && r->ids_count == r->prompt_count)
+        REFUSE("made_by: the request has no output tokens");
     if (r->group_index >= r->group_count && r->group_index > 0)
         REFUSE("group_index: %u is not below group_count %u", r->group_index, r->group_count);
     TRY(sampling_check(&r->sampling, detail));

@@ -64,6 +64,7 @@ static const struct wire_field request_rows[] = {
     WIRE_ROW_U32(group_index),
     WIRE_ROW_U32(group_count),
     WIRE_ROW_U64(group_tokens),
+    WIRE_ROW_HASH(made_by),
 };
 #undef M
 #undef P
@@ -122,6 +123,7 @@ static const struct wire_field tokens_rows[] = {
     WIRE_ROW_BOOL(logprobs),    WIRE_ROW_U32(top_count),
     WIRE_ROW_U32(finish),       WIRE_ROW_U32(code),
     WIRE_ROW_BOOL(has_receipt), WIRE_ROW_SUB(receipt, receipt_table),
+    WIRE_ROW_HASH(made_by),
 };
 #undef M
 #undef P

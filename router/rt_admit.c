@@ -230,6 +230,16 @@ static struct rt_request *slot_take(struct rt_core *c, const struct msg_id *id)
     return r;
 }
 
+/* A predecessor of ours had it begun; what the gateway was told then still holds. */
+static void begun_by(struct rt_request *r, const struct msg_request *q)
+{
+    static const struct hash128 none;
+    if (r->begun || memcmp(&q->made_by, &none, sizeof none) == 0)
+        return;
+    r->begun = true;
+    r->made_by = q->made_by;
+}
+
 /* False: no room for its tokens. */
 static bool request_fill(struct rt_core *c, struct rt_request *r, const struct msg_request *q)
 {
@@ -253,6 +263,7 @@ static bool request_fill(struct rt_core *c, struct rt_request *r, const struct m
     r->delivered = r->output_count;
     r->lost_at = r->output_count;
     r->first_token = r->output_count > 0;
+    begun_by(r, q);
     rt_affinity_name(r, q->ids);
     bool stored = rt_chain_append(c->store, &r->ids, q->ids, q->ids_count);
     if (stored && q->sampling.bias_count > 0) {
@@ -282,6 +293,7 @@ static void catch_up(struct rt_core *c, struct rt_request *r, const struct msg_r
     if (theirs <= r->output_count || r->state == RT_DONE || r->unstored)
         return;
     bool waiting = r->state == RT_WAITING;
+    begun_by(r, q);
     if (waiting) {
         rt_queue_remove(c->queue, r);
         r->queue_us += c->now_us - r->queued_us;

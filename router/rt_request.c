@@ -254,7 +254,8 @@ static bool deliver(struct rt_core *c, struct rt_request *r)
             return false;
         rt_chain_read(c->store, &r->ids, r->prompt_count + r->delivered, count, words);
         struct msg *m = rt_send(c, &r->gateway->peer, MSG_TOKENS_EMITTED, &r->id);
-        m->u.tokens = (struct msg_tokens){.seq = r->delivered, .count = count, .ids = words};
+        m->u.tokens = (struct msg_tokens){
+            .seq = r->delivered, .count = count, .ids = words, .made_by = r->made_by};
         m->u.tokens.has_receipt = r->has_running;
         m->u.tokens.receipt = r->running;
         if (r->has_running)

@@ -116,6 +116,7 @@ static void forward(struct rt_core *c, struct rt_request *r, const struct msg_to
     m->u.tokens = *t;
     m->u.tokens.finish = MSG_FINISH_NONE;
     m->u.tokens.code = ERR_OK;
+    m->u.tokens.made_by = r->made_by;
     if (t->has_receipt)
         rt_request_receipt(r, &m->u.tokens.receipt);
     r->delivered += t->count;

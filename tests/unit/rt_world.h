@@ -92,6 +92,7 @@ struct stream { /* a request as its gateway follows it */
     bool receipt;
     struct msg_receipt r;
     uint32_t steps_told; /* by the newest receipt, also of a stream that goes on */
+    struct hash128 made_by;
 };
 
 struct fake_gateway {
@@ -699,6 +700,7 @@ static inline void stream_submit(struct world *w, uint32_t i, struct stream *s)
     m.u.request.group_count = s->group_count;
     m.u.request.group_tokens = s->group_tokens;
     m.u.request.attempt = s->sent_us != 0;
+    m.u.request.made_by = s->made_by;
     s->state = S_SENT;
     s->sent_us = w->now_us;
     link_push(w, &w->to_router[WORKERS + i], &m);
@@ -773,6 +775,8 @@ static inline void stream_tokens(struct world *w, uint32_t i, const struct msg *
         s->k++;
     }
     assert_true(s->k <= s->max);
+    if (t->count > 0)
+        s->made_by = t->made_by;
     if (t->has_receipt)
         s->steps_told = t->receipt.steps;
     if (t->finish == MSG_FINISH_NONE)

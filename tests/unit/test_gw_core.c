@@ -96,6 +96,8 @@ static void router_submit(struct sim *s, const struct gw_action *a)
     gw_core_output(s->core, a->leg, ids);
     for (uint32_t i = 0; i < count; i++)
         assert_int_equal(ids[i], token_of(&l->id, i));
+    static const struct msg_id nobody;
+    assert_memory_equal(&a->made_by, count > 0 ? &l->id : &nobody, sizeof(a->made_by));
     l->at_router = true;
     l->finished_at_router = false;
     l->cursor = count;
@@ -230,6 +232,7 @@ static void emit(struct sim *s, const struct sim_leg *l, uint32_t seq, uint32_t 
     for (uint32_t i = 0; i < count; i++)
         ids[i] = token_of(&l->id, seq + i);
     struct msg_tokens t = {.seq = seq, .count = count, .ids = ids, .finish = finish};
+    memcpy(&t.made_by, &l->id, sizeof(t.made_by)); /* any 16 bytes of its own */
     if (finish == MSG_FINISH_FAILED)
         t.code = ERR_INTERNAL;
     struct gw_event e = {.type = GW_EVENT_TOKENS};

@@ -438,6 +438,43 @@ static void test_begun_streams_stay_with_their_model(void **state)
     end();
 }
 
+/* A new router learns from the gateway whose tokens these are. */
+static void test_begun_streams_stay_with_their_model_under_a_new_router(void **state)
+{
+    (void)state;
+    for (uint32_t delivered = 0; delivered < 2; delivered++) {
+        begin(2, 1);
+        w.workers[0].model = 111;
+        w.workers[1].model = 222;
+        world_run_ms(&w, 1000);
+        struct stream *s = turn(1, 0, 100, 600);
+        world_run_ms(&w, 300);
+        uint32_t home = s->worker;
+        assert_true(s->k > 0);
+        worker_kill(&w, home);
+        router_restart(&w);
+        world_run_ms(&w, 6000);
+        assert_int_equal(s->state, S_LIVE);
+        assert_int_equal(s->worker, home);
+        worker_up(&w, home, 8);
+        w.workers[home].model = home == 0 ? 111 : 222;
+        if (delivered == 1) { /* and from that one another learns it */
+            for (uint32_t k = s->k; s->k < k + 50;)
+                world_step(&w);
+            worker_kill(&w, home);
+            router_restart(&w);
+            world_run_ms(&w, 6000);
+            assert_int_equal(s->worker, home);
+            worker_up(&w, home, 8);
+            w.workers[home].model = home == 0 ? 111 : 222;
+        }
+        world_run_ms(&w, 8000);
+        assert_int_equal(s->finish, MSG_FINISH_LENGTH);
+        assert_int_equal(s->worker, home);
+        end();
+    }
+}
+
 /* ---- the table ---- */
 
 static void test_table_forgets_the_oldest(void **state)
@@ -482,6 +519,7 @@ int main(void)
         cmocka_unit_test(test_a_front_finds_the_last_one_open),
         cmocka_unit_test(test_idle_drain_is_told_soon),
         cmocka_unit_test(test_begun_streams_stay_with_their_model),
+        cmocka_unit_test(test_begun_streams_stay_with_their_model_under_a_new_router),
         cmocka_unit_test(test_table_forgets_the_oldest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -108,6 +108,11 @@ static void test_request(void **state)
     names(&m, "ids_count");
     NO(ids_count, MSG_IDS_MAX + 1);
     NO(ids, NULL);
+    base.u.request.made_by.bytes[15] = 1;
+    passes(&base);
+    m = base;
+    m.u.request.ids_count = 3;
+    names(&m, "made_by");
     RANGE(sampling.temperature, 0.0, 100.0);
     OK(sampling.top_p, 1e-9);
     NO(sampling.top_p, 0);
