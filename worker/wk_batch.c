@@ -374,7 +374,8 @@ static void decode_seq_add(struct wk_core *core, struct wk_seq *seq, uint32_t dr
 uint32_t wk_batch_drafts_max(const struct wk_core *core, uint32_t decoders)
 {
     uint32_t rows = core->options.decode_rows_max;
-    uint32_t drafts = decoders > 0 && decoders < rows ? (rows - decoders) / decoders : 0;
+    uint32_t count = decoders > 0 ? decoders : 1; /* the one that is about to begin */
+    uint32_t drafts = count < rows ? (rows - count) / count : 0;
     return drafts < WK_SPEC_DRAFTS_MAX ? drafts : WK_SPEC_DRAFTS_MAX;
 }
 

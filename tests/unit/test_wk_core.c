@@ -23,6 +23,7 @@ static void one_request(void **state)
     run_all(w);
     check_over(w);
     assert_string_equal(r->receipt_spec, "fixed:7");
+    assert_int_equal(w->drafter_asked, r->receipt.steps); /* from its first step on */
     assert_true(r->receipt.accepted > 0 || r->text_count < 3);
     assert_true(r->receipt.steps < r->text_count || r->text_count < 3);
     assert_int_equal(r->receipt.concurrency, 1);
