@@ -466,7 +466,7 @@ static void a_late_drafter_is_asked_seldom(void **state)
     world_free(w);
 }
 
-/* goodput weighs the wait too: a drafter that takes longer than a step is only tried now and then. */
+/* goodput weighs the wait too: a drafter slower than a step is tried only now and then. */
 static void goodput_sees_a_slow_drafter(void **state)
 {
     (void)state;
