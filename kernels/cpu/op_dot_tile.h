@@ -10,11 +10,40 @@
 
 #ifdef OP_ISA /* nothing where no instruction set was chosen */
 
+#include <stdbool.h>
+
 #include "kernels/cpu/op_vec.h"
 #include "kernels/op_dtype.h"
 
 #define DOT_BLOCK 512 /* elements; a multiple of every VF_LANES */
 #define DOT_OUTS  4
+
+/* Weights that lie one after the other, `bytes` from `at` on now.
+ * NOTE: the processor's own prefetcher stops at the end of a page and needs a few misses to begin
+ * anew.  The first lines of the next page are all that it wants: with more asked for it does worse,
+ * and so it does with several rows at once. */
+#define PAGE_BYTES 4096u
+VF_INLINE void fetch_next_page(const void *at, uint32_t bytes)
+{
+    const char *page = (const char *)((uintptr_t)at / PAGE_BYTES * PAGE_BYTES);
+    if ((uintptr_t)at % PAGE_BYTES < bytes)
+        for (uint32_t line = 0; line < 2; line++)
+            __builtin_prefetch(page + PAGE_BYTES + line * 64, 0, 3);
+}
+
+/* True where one weight row at a time keeps up with the memory: what is added to one sum waits for
+ * what was added before, so that it takes wide vectors. */
+#define STREAMED      (VF_LANES == 16)
+#define STREAM_BLOCKS 4 /* of a row, whose sums of lanes are formed together */
+
+/* total and the next blocks of the same row, in their order. */
+VF_INLINE float stream_add(float total, bool first, const vf acc[STREAM_BLOCKS], uint32_t blocks)
+{
+    vf4 sums = vf_sum4(acc[0], acc[1], acc[2], acc[3]);
+    for (uint32_t k = 0; k < blocks; k++)
+        total = first && k == 0 ? sums[0] : total + sums[k];
+    return total;
+}
 
 VF_INLINE vf weights_at(const void *w, uint64_t i, enum op_dtype dtype)
 {

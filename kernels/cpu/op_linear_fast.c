@@ -101,10 +101,65 @@ VF_INLINE void direct_outs(const struct linear_job *j, enum op_dtype dtype, uint
             j->y[r * j->y_stride + o + (uint32_t)k] = total[r][k];
 }
 
+/* Sums of one block of one weight row against `rows` rows of x, lanes apart. */
+VF_INLINE void stream_block(const void *w, enum op_dtype dtype, const float *const x[ROWS_DIRECT],
+                            uint32_t n, int rows, vf acc[ROWS_DIRECT])
+{
+    uint32_t i = 0;
+    fetch_next_page(w, n * (dtype == OP_F32 ? 4 : 2));
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; r++)
+        acc[r] = vf_zero();
+#pragma GCC unroll 4
+    for (; i + VF_LANES <= n; i += VF_LANES) {
+        vf ws = weights_at(w, i, dtype);
+#pragma GCC unroll 2
+        for (int r = 0; r < rows; r++)
+            acc[r] = vf_fma(ws, vf_load(x[r] + i), acc[r]);
+    }
+    if (i < n) {
+        vf ws = weights_at_n(w, i, dtype, n - i);
+        for (int r = 0; r < rows; r++)
+            acc[r] = vf_fma(ws, vf_load_n(x[r] + i, n - i), acc[r]);
+    }
+}
+
+/* The same output as one of direct_outs, the weight row read from end to end. */
+VF_INLINE void stream_out(const struct linear_job *j, enum op_dtype dtype, uint32_t o, int rows)
+{
+    const uint32_t bytes = dtype == OP_F32 ? 4 : 2;
+    const char *w = (const char *)j->w->data + (uint64_t)o * j->in * bytes;
+    float total[ROWS_DIRECT] = {0};
+    for (uint32_t i = 0; i < j->in;) {
+        vf acc[ROWS_DIRECT][STREAM_BLOCKS] = {{{0}}};
+        bool first = i == 0;
+        uint32_t blocks = 0;
+        for (; blocks < STREAM_BLOCKS && i < j->in; blocks++) {
+            uint32_t n = j->in - i < DOT_BLOCK ? j->in - i : DOT_BLOCK;
+            const void *block = w + (uint64_t)i * bytes;
+            const float *x[ROWS_DIRECT];
+            vf sums[ROWS_DIRECT];
+            for (int r = 0; r < rows; r++)
+                x[r] = job_x(j, (uint32_t)r) + i;
+            if (n == DOT_BLOCK) /* known to the compiler */
+                stream_block(block, dtype, x, DOT_BLOCK, rows, sums);
+            else
+                stream_block(block, dtype, x, n, rows, sums);
+            for (int r = 0; r < rows; r++)
+                acc[r][blocks] = sums[r];
+            i += n;
+        }
+        for (int r = 0; r < rows; r++)
+            total[r] = stream_add(total[r], first, acc[r], blocks);
+    }
+    for (int r = 0; r < rows; r++)
+        j->y[r * j->y_stride + o] = total[r];
+}
+
 VF_INLINE void direct_dtype(const struct linear_job *j, enum op_dtype dtype, uint32_t o,
                             uint32_t end)
 {
-    for (; o + DOT_OUTS <= end; o += DOT_OUTS) {
+    for (; !STREAMED && o + DOT_OUTS <= end; o += DOT_OUTS) {
         if (j->rows == 1)
             direct_outs(j, dtype, o, DOT_OUTS, 1);
         else
@@ -112,9 +167,9 @@ VF_INLINE void direct_dtype(const struct linear_job *j, enum op_dtype dtype, uin
     }
     for (; o < end; o++) {
         if (j->rows == 1)
-            direct_outs(j, dtype, o, 1, 1);
+            stream_out(j, dtype, o, 1);
         else
-            direct_outs(j, dtype, o, 1, 2);
+            stream_out(j, dtype, o, 2);
     }
 }
 
@@ -139,7 +194,7 @@ static void pack_rows(const struct linear_job *j, uint32_t row, uint32_t rows, u
     for (uint32_t r = 0; r < rows; r++) {
         const float *x = job_x(j, row + r) + i;
         if (order) {
-            OP_FAST(quant_order)(x, n, pack[r]);
+            OP_FAST(quant_order)(j->w->quantised, job_x(j, row + r), i, n, pack[r]);
             continue;
         }
         VF_EACH(n, c, count)
@@ -251,7 +306,7 @@ static void ordered_few(const struct linear_job *j, uint32_t begin, uint32_t end
         return;
     }
     for (uint32_t r = 0; r < j->rows; r++)
-        OP_FAST(quant_order)(job_x(j, r), j->in, x + r * stride);
+        OP_FAST(quant_order)(j->w->quantised, job_x(j, r), 0, j->in, x + r * stride);
     ordered.x = x;
     ordered.x_rows = NULL;
     ordered.x_first = 0;

@@ -8,10 +8,11 @@
 #include "kernels/op_number.h"
 #include "lib/base/check.h"
 
-#define E4M3_FACTOR  VF_E4M3_FACTOR
-#define SCALE_MAX    VF_E4M3_SCALE_MAX
-#define MX_SCALE_END (127u + VF_E4M3_SCALE_MAX_LOG2) /* first E8M0 code that SCALE_MAX rules out */
-#define FP4_SCALES   (DOT_BLOCK / 16)                /* of a piece of a row, one for 16 columns */
+#define E4M3_FACTOR VF_E4M3_FACTOR
+#define SCALE_MAX   VF_E4M3_SCALE_MAX
+/* The first E8M0 code that is too large for a factor. */
+#define MX_SCALE_END(log2) ((log2) == VF_E4M3_LOW_LOG2 ? 134u : 127u + VF_E4M3_SCALE_MAX_LOG2)
+#define FP4_SCALES         (DOT_BLOCK / 16) /* of a piece of a row, one for 16 columns */
 
 /* True if a code of the run is NaN: such a row takes the slow way. */
 VF_INLINE bool has_nan(const uint8_t *codes, uint32_t n)
@@ -22,9 +23,9 @@ VF_INLINE bool has_nan(const uint8_t *codes, uint32_t n)
     return found != 0;
 }
 
-VF_INLINE void e4m3_run32(const uint8_t *codes, float scale, float *out)
+VF_INLINE void e4m3_run32(const uint8_t *codes, float scale_factor, float *out)
 {
-    vf factor = vf_all(scale * E4M3_FACTOR);
+    vf factor = vf_all(scale_factor);
 #pragma GCC unroll 8
     for (uint32_t i = 0; i < 32; i += VF_LANES)
         vf_store(out + i, vf_from_e4m3(codes + i) * factor);
@@ -34,7 +35,7 @@ static void e4m3_run(const uint8_t *codes, uint32_t n, float scale, float *out)
 {
     uint32_t i = 0;
     for (; i + 32 <= n; i += 32)
-        e4m3_run32(codes + i, scale, out + i);
+        e4m3_run32(codes + i, scale * E4M3_FACTOR, out + i);
     for (; i < n; i++)
         out[i] = op_e4m3_values[codes[i]] * scale;
 }
@@ -66,7 +67,7 @@ static bool mxfp8_row(const struct op_quantised *w, uint32_t row, uint32_t first
         float scale = power_of_two(scales[i / 32]);
         if (!(scale < SCALE_MAX))
             return false;
-        e4m3_run32(codes + i, scale, out + i);
+        e4m3_run32(codes + i, scale * E4M3_FACTOR, out + i);
     }
     if (i < n)
         e4m3_run(codes + i, n - i, power_of_two(scales[i / 32]), out + i);
@@ -200,7 +201,7 @@ VF_INLINE vf run_scales_e4m3(const uint8_t *codes, float factor)
 
 #endif
 
-void OP_FAST(quant_order)(const float *x, uint32_t n, float *out)
+static void fp4_order(const float *x, uint32_t n, float *out)
 {
     uint32_t i = 0;
 #if FP4_RUN > 0
@@ -221,6 +222,34 @@ void OP_FAST(quant_order)(const float *x, uint32_t n, float *out)
 #endif
     VF_EACH(n - i, c, count)
     vf_store(out + i + c, vf_get(x + i + c, count));
+}
+
+/* Where the 32 columns lie that stand at `at`, a multiple of 32. */
+static uint32_t e4m3_column(uint32_t in, uint32_t at)
+{
+    uint32_t piece = at / E4M3_PIECE * E4M3_PIECE;
+    if (in - piece < E4M3_PIECE)
+        return at;
+    uint32_t block = at % E4M3_PIECE / DOT_BLOCK, run = at % DOT_BLOCK / 32;
+    return piece + (run * STREAM_BLOCKS + block) * 32;
+}
+
+static void e4m3_order(uint32_t in, const float *x, uint32_t first, uint32_t n, float *out)
+{
+    for (uint32_t i = 0; i < n; i += 32) {
+        uint32_t from = e4m3_column(in, first + i), count = n - i < 32 ? n - i : 32;
+        VF_EACH(count, c, left)
+        vf_store(out + i + c, vf_get(x + from + c, left));
+    }
+}
+
+void OP_FAST(quant_order)(const struct op_quantised *w, const float *x, uint32_t first, uint32_t n,
+                          float *out)
+{
+    if (quant_e4m3(w))
+        e4m3_order(w->in, x, first, n, out);
+    else
+        fp4_order(x + first, n, out);
 }
 
 /* MXFP4 (32 columns a scale) and NVFP4 (16). */
@@ -262,9 +291,78 @@ static void slow_row(const struct op_quantised *w, uint32_t row, uint32_t first,
                      float *out)
 {
     float natural[DOT_BLOCK];
-    op_quantised_row(w, row, first, n, quant_ordered(w) ? natural : out);
-    if (quant_ordered(w))
-        OP_FAST(quant_order)(natural, n, out);
+    bool fp4_ordered = quant_ordered(w) && !quant_e4m3(w);
+    op_quantised_row(w, row, first, n, fp4_ordered ? natural : out);
+    if (fp4_ordered)
+        fp4_order(natural, n, out);
+}
+
+static bool e4m3_row(const struct op_quantised *w, uint32_t row, uint32_t first, uint32_t n,
+                     float *out)
+{
+    return w->format == OP_FORMAT_FP8 ? fp8_row(w, row, first, n, out)
+                                      : mxfp8_row(w, row, first, n, out);
+}
+
+/* Every scale covers whole runs of 32 columns here. */
+static bool fp8_factors(const struct op_quantised *w, uint32_t row, uint32_t first, uint32_t n,
+                        uint32_t log2, float *out)
+{
+    const struct op_scales *s = &w->scales;
+    const float most = log2 == VF_E4M3_LOW_LOG2 ? 128.0f : SCALE_MAX;
+    const float factor = op_f32_from_bits((127 + log2) << 23);
+    uint32_t end = 0;
+    const float *next = NULL; /* where scales are what is to be read */
+    if (s->dtype == OP_SCALE_F32 && s->columns_shared != OP_SHARED_BY_ALL) {
+        uint64_t scale_row = ((uint64_t)s->row_phase + row) / s->rows_shared;
+        uint64_t column = ((uint64_t)s->column_phase + first) / s->columns_shared;
+        next = (const float *)s->data + scale_row * s->stride + column;
+    }
+    for (uint32_t i = 0; i < n; i = end) {
+        float scale;
+        if (i == 0 || next == NULL) {
+            scale = op_quantised_scale(w, row, first + i, &end);
+            end -= first;
+        } else {
+            memcpy(&scale, next, sizeof(scale));
+            end = s->columns_shared < n - i ? i + s->columns_shared : n;
+        }
+        next += next != NULL;
+        if (!(scale < most && scale > -most))
+            return false;
+        end = end < n ? end : n;
+        for (uint32_t k = i / 32; k < end / 32; k++)
+            out[k] = scale * factor;
+    }
+    return true;
+}
+
+/* True if scales of FP8 change at multiples of 32 columns alone. */
+static bool in_runs32(const struct op_scales *s)
+{
+    return (s->column_phase % 32 == 0 && s->columns_shared % 32 == 0) ||
+           s->columns_shared == OP_SHARED_BY_ALL;
+}
+
+/* A block of a piece: its columns lie apart. */
+static void e4m3_ordered_row(const struct op_quantised *w, uint32_t row, uint32_t first, float *out)
+{
+    const uint8_t *codes = w->codes + row * w->row_bytes;
+    uint32_t piece = first / E4M3_PIECE * E4M3_PIECE;
+    float factors[E4M3_PIECE / 32];
+    if (w->format == OP_FORMAT_FP8 && w->no_nan && in_runs32(&w->scales) &&
+        fp8_factors(w, row, piece, E4M3_PIECE, VF_E4M3_FACTOR_LOG2, factors)) {
+        for (uint32_t i = 0; i < DOT_BLOCK; i += 32) {
+            uint32_t column = e4m3_column(w->in, first + i);
+            e4m3_run32(codes + column, factors[(column - piece) / 32], out + i);
+        }
+        return;
+    }
+    for (uint32_t i = 0; i < DOT_BLOCK; i += 32) {
+        uint32_t column = e4m3_column(w->in, first + i);
+        if (!e4m3_row(w, row, column, 32, out + i))
+            slow_row(w, row, column, 32, out + i);
+    }
 }
 
 void OP_FAST(quant_row)(const struct op_quantised *w, uint32_t row, uint32_t first, uint32_t n,
@@ -272,10 +370,13 @@ void OP_FAST(quant_row)(const struct op_quantised *w, uint32_t row, uint32_t fir
 {
     bool done = false;
     DCHECK(n <= DOT_BLOCK);
-    if (w->format == OP_FORMAT_FP8)
-        done = fp8_row(w, row, first, n, out);
-    else if (w->format == OP_FORMAT_MXFP8)
-        done = mxfp8_row(w, row, first, n, out);
+    if (quant_e4m3(w) && quant_ordered(w) && e4m3_column(w->in, first + 32) != first + 32) {
+        CHECK(n == DOT_BLOCK && first % DOT_BLOCK == 0);
+        e4m3_ordered_row(w, row, first, out);
+        return;
+    }
+    if (quant_e4m3(w))
+        done = e4m3_row(w, row, first, n, out);
     else if (w->format == OP_FORMAT_MXFP4 || w->format == OP_FORMAT_NVFP4)
         done = fp4_row(w, row, first, n, out);
     if (!done)
@@ -340,22 +441,22 @@ static vf4 e4m3_sums(const struct piece *p, const struct factors *f)
     return vf_sum4(acc[0], acc[1], acc[2], acc[3]);
 }
 
-/* The scales of a piece's row times E4M3_FACTOR; false if one is too large for that, or NaN. */
-VF_INLINE bool mx_factors_of(const uint8_t *codes, uint32_t count, float *out)
+/* The scales of a piece's row times 2^log2; false if one is too large for that, or NaN. */
+VF_INLINE bool mx_factors_of(const uint8_t *codes, uint32_t count, uint32_t log2, float *out)
 {
     uint8_t most = 0;
     for (uint32_t i = 0; i < count; i++) {
         most = codes[i] > most ? codes[i] : most;
-        out[i] = op_f32_from_bits((codes[i] + VF_E4M3_FACTOR_LOG2) << 23); /* of code 0, too */
+        out[i] = op_f32_from_bits((codes[i] + log2) << 23); /* of code 0, too */
     }
-    return most < MX_SCALE_END;
+    return most < MX_SCALE_END(log2);
 }
 
-VF_INLINE bool mx_factors(const uint8_t *codes, uint32_t count, float *out)
+VF_INLINE bool mx_factors(const uint8_t *codes, uint32_t count, uint32_t log2, float *out)
 {
     if (count == DOT_BLOCK / 32) /* known to the compiler: whole vectors */
-        return mx_factors_of(codes, DOT_BLOCK / 32, out);
-    return mx_factors_of(codes, count, out);
+        return mx_factors_of(codes, DOT_BLOCK / 32, log2, out);
+    return mx_factors_of(codes, count, log2, out);
 }
 
 static bool mxfp8_sums(const struct piece *p, vf4 *ret_sums)
@@ -364,25 +465,10 @@ static bool mxfp8_sums(const struct piece *p, vf4 *ret_sums)
     for (int o = 0; o < DOT_OUTS; o++) {
         f.of[o] = f.at[o];
         __builtin_prefetch(p->scales[o] + p->scales_ahead, 0, 3);
-        if (!mx_factors(p->scales[o], p->n / 32, f.at[o]))
+        if (!mx_factors(p->scales[o], p->n / 32, VF_E4M3_FACTOR_LOG2, f.at[o]))
             return false;
     }
     *ret_sums = e4m3_sums(p, &f);
-    return true;
-}
-
-/* Every scale covers whole runs of 32 columns here. */
-static bool fp8_factors(const struct op_quantised *w, uint32_t row, uint32_t first, uint32_t n,
-                        float *out)
-{
-    for (uint32_t i = 0, end = 0; i < n; i = end) {
-        float scale = op_quantised_scale(w, row, first + i, &end);
-        if (!(scale < SCALE_MAX && scale > -SCALE_MAX))
-            return false;
-        end = end - first < n ? end - first : n;
-        for (uint32_t k = i / 32; k < end / 32; k++)
-            out[k] = scale * E4M3_FACTOR;
-    }
     return true;
 }
 
@@ -396,12 +482,105 @@ static bool fp8_sums(const struct op_quantised *w, uint32_t row, uint32_t first,
     for (uint32_t o = 0; o < DOT_OUTS; o++) {
         bool shares = o > 0 && o < rows_left;
         f.of[o] = f.at[shares ? 0 : o];
-        if (!shares && !fp8_factors(w, row + o, first, p->n, f.at[o]))
+        if (!shares && !fp8_factors(w, row + o, first, p->n, VF_E4M3_FACTOR_LOG2, f.at[o]))
             return false;
     }
     *ret_sums = e4m3_sums(p, &f);
     return true;
 }
+
+#if STREAMED
+#define STREAM_IN_MAX 32768u /* columns of a row whose scales are laid out before it is read */
+
+/* Factors for every 32 columns of a row; false if one is too large or NaN. */
+static bool row_factors(const struct op_quantised *w, uint32_t row, float *out)
+{
+    const uint32_t count = w->in / 32;
+    const uint8_t *codes = (const uint8_t *)w->scales.data + row * w->scales.stride;
+    if (w->format == OP_FORMAT_FP8)
+        return fp8_factors(w, row, 0, w->in, VF_E4M3_LOW_LOG2, out);
+    __m128i most = _mm_setzero_si128(), end = _mm_set1_epi8((char)MX_SCALE_END(VF_E4M3_LOW_LOG2));
+    uint32_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        __m128i some = _mm_loadu_si128((const void *)(codes + i));
+        __m512i wide = _mm512_cvtepu8_epi32(some);
+        wide = _mm512_add_epi32(wide, _mm512_set1_epi32((int)VF_E4M3_LOW_LOG2));
+        most = _mm_max_epu8(most, some);
+        _mm512_storeu_si512(out + i, _mm512_slli_epi32(wide, 23));
+    }
+    return _mm_cmpge_epu8_mask(most, end) == 0 &&
+           mx_factors_of(codes + i, count - i, VF_E4M3_LOW_LOG2, out + i);
+}
+
+/* 32 columns of a block. */
+VF_INLINE vf e4m3_columns(const uint8_t *codes, float factor, const float *x, vf acc)
+{
+#pragma GCC unroll 8
+    for (uint32_t k = 0; k < 32; k += VF_LANES)
+        acc = vf_fma(vf_from_e4m3_low(codes + k) * vf_all(factor), vf_load(x + k), acc);
+    return acc;
+}
+
+/* One piece of a row, whose columns go to the blocks in turns; x is in their order. */
+VF_INLINE void e4m3_piece(const uint8_t *codes, const float *factors, const float *x,
+                          vf acc[STREAM_BLOCKS])
+{
+    vf sum[STREAM_BLOCKS] = {{0}};
+    fetch_next_page(codes, E4M3_PIECE);
+    for (uint32_t i = 0; i < DOT_BLOCK; i += 32)
+#pragma GCC unroll 4
+        for (uint32_t b = 0; b < STREAM_BLOCKS; b++)
+            sum[b] =
+                e4m3_columns(codes + STREAM_BLOCKS * i + 32 * b,
+                             factors[STREAM_BLOCKS * i / 32 + b], x + b * DOT_BLOCK + i, sum[b]);
+#pragma GCC unroll 4
+    for (uint32_t b = 0; b < STREAM_BLOCKS; b++)
+        acc[b] = sum[b];
+}
+
+static float e4m3_row_sum(const uint8_t *codes, const float *factors, const float *x, uint32_t in)
+{
+    vf acc[STREAM_BLOCKS] = {{0}};
+    uint32_t i = 0, blocks = 0;
+    float total = 0;
+    for (; in - i >= E4M3_PIECE; i += E4M3_PIECE) {
+        e4m3_piece(codes + i, factors + i / 32, x + i, acc);
+        total = stream_add(total, i == 0, acc, STREAM_BLOCKS);
+    }
+    if (i == in)
+        return total;
+    bool first = i == 0;
+    for (; i < in; blocks++) {
+        uint32_t end = in - i < DOT_BLOCK ? in : i + DOT_BLOCK;
+        acc[blocks] = vf_zero();
+        for (; i < end; i += 32)
+            acc[blocks] = e4m3_columns(codes + i, factors[i / 32], x + i, acc[blocks]);
+    }
+    return stream_add(total, first, acc, blocks);
+}
+
+/* FP8 and MXFP8, row by row from end to end. */
+static bool e4m3_stream(const struct op_quantised *w, uint32_t row, uint32_t rows, const float *x,
+                        float *y)
+{
+    const struct op_scales *s = &w->scales;
+    float factors[STREAM_IN_MAX / 32], sums[QUANT_ROWS];
+    for (uint32_t o = 0; o < rows; o++) {
+        const uint8_t *codes = w->codes + (row + o) * w->row_bytes;
+        bool shares = o > 0 && (s->row_phase + row + o) % s->rows_shared != 0;
+        if (!w->no_nan && has_nan(codes, w->in))
+            return false;
+        if (w->format == OP_FORMAT_MXFP8)
+            for (uint32_t i = 0; i < s->stride; i += 64)
+                __builtin_prefetch((const uint8_t *)s->data + (row + o + rows) * s->stride + i);
+        if (!shares && !row_factors(w, row + o, factors))
+            return false;
+        sums[o] = e4m3_row_sum(codes, factors, x, w->in);
+    }
+    memcpy(y, sums, rows * sizeof(*y));
+    return true;
+}
+#endif
 
 VF_INLINE void fp4_sums(enum op_format format, float global, const struct piece *p, uint32_t rows,
                         vf4 *ret_sums)
@@ -468,8 +647,7 @@ static bool dots_fit(const struct op_quantised *w)
     if (w->in % 32 != 0)
         return false;
     if (w->format == OP_FORMAT_FP8)
-        return (s->column_phase % 32 == 0 && s->columns_shared % 32 == 0) ||
-               s->columns_shared == OP_SHARED_BY_ALL;
+        return in_runs32(s);
     bool nv = w->format == OP_FORMAT_NVFP4;
     return plain_scales(w, 0, nv ? 16 : 32) && s->dtype == (nv ? OP_SCALE_E4M3 : OP_SCALE_E8M0);
 }
@@ -526,6 +704,10 @@ bool OP_FAST(quant_dots)(const struct op_quantised *w, uint32_t row, uint32_t ro
     CHECK(rows == DOT_OUTS || rows == quant_rows(w));
     if (!dots_fit(w))
         return false;
+#if STREAMED
+    if (quant_e4m3(w))
+        return w->in <= STREAM_IN_MAX && e4m3_stream(w, row, rows, x, y);
+#endif
     switch (w->format) {
     case OP_FORMAT_FP8:
         return dots(w, OP_FORMAT_FP8, row, DOT_OUTS, x, y);

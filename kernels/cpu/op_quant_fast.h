@@ -44,14 +44,28 @@ static inline const float *job_x(const struct linear_job *j, uint32_t r)
 #define FP4_RUN 0u /* no other order */
 #endif
 
+/* NOTE: what is added to one sum waits for what was added before, so that FP8 takes four sums at
+ * once, and yet memory is read fastest from end to end.  So columns go to the four blocks of a
+ * piece in turns of 32: those of run r of a piece stand in block r % 4.  What is left at the end of
+ * a row stays as it is. */
+#define E4M3_PIECE (STREAM_BLOCKS * DOT_BLOCK)
+
+static inline bool quant_e4m3(const struct op_quantised *w)
+{
+    return w->format == OP_FORMAT_FP8 || w->format == OP_FORMAT_MXFP8;
+}
+
 static inline bool quant_ordered(const struct op_quantised *w)
 {
+    if (quant_e4m3(w))
+        return STREAMED && w->in >= E4M3_PIECE;
     return FP4_RUN > 0 && (w->format == OP_FORMAT_MXFP4 || w->format == OP_FORMAT_NVFP4);
 }
 
-/* n values of x, from a multiple of DOT_BLOCK on, in the order of the columns of a weight that is
- * quant_ordered; zeros up to a whole vector. */
-void OP_FAST(quant_order)(const float *x, uint32_t n, float *out);
+/* Columns [first, first + n) of x in the order of a weight that is quant_ordered, first a multiple
+ * of DOT_BLOCK; zeros up to a whole vector. */
+void OP_FAST(quant_order)(const struct op_quantised *w, const float *x, uint32_t first, uint32_t n,
+                          float *out);
 
 /* Columns [first, first + n) of a row, not of EXL3, in their order, n up to DOT_BLOCK; zeros up to
  * a whole vector.  Values within one more rounding of op_quantised_row's. */
@@ -68,7 +82,7 @@ void OP_FAST(quant_row)(const struct op_quantised *w, uint32_t row, uint32_t fir
 
 static inline uint32_t quant_rows(const struct op_quantised *w)
 {
-    return quant_ordered(w) ? QUANT_ROWS : DOT_OUTS;
+    return quant_ordered(w) && !quant_e4m3(w) ? QUANT_ROWS : DOT_OUTS;
 }
 
 /* Products of rows [row, row + rows) with one x, in the order of the columns and with the bits of

@@ -31,7 +31,7 @@ static void linear_case(struct rng *rng, enum op_dtype dtype, uint32_t rows, uin
 
 static void run_linear(struct rng *rng)
 {
-    static const uint32_t ins[] = {1, 7, 8, 9, 64, 511, 512, 513, 1030, 1536};
+    static const uint32_t ins[] = {1, 7, 8, 9, 64, 511, 512, 513, 1030, 1536, 2600, 4608};
     static const uint32_t outs[] = {1, 2, 3, 4, 5, 33};
     for (int dtype = OP_F32; dtype <= OP_F16; dtype++)
         for (size_t i = 0; i < sizeof(ins) / sizeof(ins[0]); i++)

@@ -118,7 +118,7 @@ static void row_case(struct rng *rng, enum op_format format, uint32_t out, uint3
 
 static void run_row_formats(struct rng *rng)
 {
-    static const uint32_t ins[] = {1, 31, 32, 64, 100, 512, 544, 1056};
+    static const uint32_t ins[] = {1, 31, 32, 64, 100, 512, 544, 1056, 2048, 2657, 4192};
     for (size_t i = 0; i < sizeof(ins) / sizeof(ins[0]); i++) {
         uint32_t in = ins[i], out = 1 + rng_below(rng, 20);
         row_case(rng, OP_FORMAT_MXFP8, out, in, 1, 32, OP_SCALE_E8M0);
@@ -152,16 +152,42 @@ static void run_packed_fp4(struct rng *rng)
 static void run_far_scales(struct rng *rng)
 {
     static const uint8_t far[][5] = {{0, 0, 1, 0, 2}, {0, 1, 127, 226, 225}, {0, 226, 227, 228, 1}};
-    for (size_t i = 0; i < sizeof(far) / sizeof(far[0]); i++) {
+    static const uint32_t ins[] = {544, 2144}; /* the second has a piece of four blocks */
+    for (size_t i = 0; i < 2 * sizeof(far) / sizeof(far[0]); i++) {
         struct check k = {0};
+        uint32_t in = ins[i % 2];
         struct op_quantised w =
-            make_row_format(&k, OP_FORMAT_MXFP8, 12, 544, 1, 32, OP_SCALE_E8M0, rng);
+            make_row_format(&k, OP_FORMAT_MXFP8, 12, in, 1, 32, OP_SCALE_E8M0, rng);
         uint8_t *scales = (uint8_t *)(uintptr_t)w.scales.data;
-        for (uint32_t s = 0; s < 12 * 17; s++)
-            scales[s] = far[i][rng_below(rng, 5)];
+        for (uint32_t s = 0; s < 12 * in / 32; s++)
+            scales[s] = far[i / 2][rng_below(rng, 5)];
         quant_case(&k, &w, 5, rng);
         check_end(&k);
     }
+}
+
+/* The same for FP8, with a code that is NaN or one scale too large in one row of several. */
+static void run_far_fp8(struct rng *rng)
+{
+    enum { OUT = 9, IN = 2208, BAD = 4 };
+    struct check k = {0};
+    struct op_quantised w = make_row_format(&k, OP_FORMAT_FP8, OUT, IN, 1, 96, OP_SCALE_F32, rng);
+    float *scales = (float *)(uintptr_t)w.scales.data;
+    uint8_t *codes = (uint8_t *)(uintptr_t)w.codes;
+    scales[BAD * IN / 96 + 7] = 300;
+    quant_case(&k, &w, 8, rng);
+    scales[BAD * IN / 96 + 7] = 0x1p101f;
+    quant_case(&k, &w, 8, rng);
+    scales[BAD * IN / 96 + 7] = 1;
+    codes[BAD * IN + 700] = 0x7f;
+    float y[OUT];
+    struct op_weight weight = {.quantised = &w};
+    float *x = check_random(&k, IN, rng, 1);
+    CHECK_RUN(&k, &fast_table, linear, .x = x, .w = weight, .y = y, .rows = 1, .in = IN, .out = OUT,
+              .x_stride = IN, .y_stride = OUT);
+    for (int o = 0; o < OUT; o++)
+        assert_true(isnan(y[o]) == (o == BAD));
+    check_end(&k);
 }
 
 /* A piece that was cut inside a block, and a code that is NaN: the slow way, the same values. */
@@ -276,6 +302,7 @@ static void run_mixed_experts(struct rng *rng)
 TEST(row_formats)
 TEST(packed_fp4)
 TEST(far_scales)
+TEST(far_fp8)
 TEST(odd_rows)
 TEST(odd_nvfp4)
 TEST(exl3)
@@ -284,9 +311,9 @@ TEST(mixed_experts)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_row_formats),  cmocka_unit_test(test_packed_fp4),
-        cmocka_unit_test(test_far_scales),   cmocka_unit_test(test_odd_rows),
-        cmocka_unit_test(test_odd_nvfp4),    cmocka_unit_test(test_exl3),
-        cmocka_unit_test(test_mixed_experts)};
+        cmocka_unit_test(test_row_formats), cmocka_unit_test(test_packed_fp4),
+        cmocka_unit_test(test_far_scales),  cmocka_unit_test(test_far_fp8),
+        cmocka_unit_test(test_odd_rows),    cmocka_unit_test(test_odd_nvfp4),
+        cmocka_unit_test(test_exl3),        cmocka_unit_test(test_mixed_experts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
