@@ -79,7 +79,10 @@ static enum err link_open(struct wk_ranks *r, struct err_detail *detail)
         return wk_link_local(r->local, o->rank, &r->link, detail);
     }
     struct peers_options p = {
-        .rank = o->rank, .ranks = o->ranks, .message_bytes_max = 4 * MESSAGE_BYTES};
+        .rank = o->rank,
+        .ranks = o->ranks,
+        .message_bytes_max = 4 * MESSAGE_BYTES,
+        .silence_ms = o->silence_ms};
     struct keys keys;
     TRY(nodes_split(r, detail));
     if (o->keys != NULL && o->keys[0] != '\0') {
