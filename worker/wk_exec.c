@@ -152,13 +152,15 @@ static enum err load(struct wk_exec *x)
 static void attach(struct wk_exec *x, const struct order *order)
 {
     CHECK(x->batch.row_count == 0);
+    atomic_fetch_sub(&x->attaches, 1);
     x->kv = order->kv;
     x->epoch = order->epoch;
     wk_tables_blocks(x->tables, x->loaded.context_max / order->kv.block_tokens + 2);
     if (x->ranks == NULL)
         return;
     struct wk_news news = {.type = WK_NEWS_ATTACHED};
-    if (wk_exec_shape_tell(x, &news.memory) == ERR_OK)
+    enum err e = wk_exec_shape_tell(x, &news.memory);
+    if (e == ERR_OK || e == ERR_BUSY) /* which the shell counts, and waits for the next */
         news_push(x, &news);
 }
 
@@ -320,6 +322,7 @@ enum err wk_exec_attach(struct wk_exec *x, const struct model_kv *kv, uint32_t e
     CHECK(kv->blocks != NULL && kv->block_tokens > 0);
     if (orders_full(x))
         return ERR_BUSY;
+    atomic_fetch_add(&x->attaches, 1);
     order_push(x, &(struct order){.type = ORDER_ATTACH, .kv = *kv, .epoch = epoch});
     return ERR_OK;
 }

@@ -208,6 +208,8 @@ enum err wk_exec_shape_tell(struct wk_exec *x, struct hash128 *ret_memory)
         if (e == ERR_OK)
             return e;
         shape_failed(x, e, e == ERR_UNSUPPORTED, detail.text);
+        if (atomic_load(&x->attaches) > 0)
+            return ERR_BUSY;
     }
 }
 
@@ -273,6 +275,7 @@ void wk_exec_follow(struct wk_exec *x)
     struct wk_ranks_hear want = {.geometry = &geometry,
                                  .limits = &limits,
                                  .plan = x->heard,
+                                 .stop = &x->ending,
                                  .step_last = x->step_last,
                                  .epoch = x->epoch,
                                  .admit = heard_admit,

@@ -29,7 +29,8 @@ struct wk_exec {
     struct wk_loaded loaded;
     atomic_bool ending;
     _Atomic uint64_t steps;
-    atomic_bool grouped; /* all ranks are there */
+    atomic_bool grouped;  /* all ranks are there */
+    atomic_uint attaches; /* orders that wait */
 
     /* device thread only */
     struct model *model;
@@ -88,7 +89,8 @@ void wk_exec_batch_drop(struct wk_exec *x); /* the paused prefill batch, if any 
 /* The first forming, probe and canary; these return when the group is whole or, with
  * ERR_CANCELLED, when the executor ends. */
 MUST_USE enum err wk_exec_group_begin(struct wk_exec *x);
-/* Rank 0: tells the others of the cache memory in x->kv. */
+/* Rank 0: tells the others of the cache memory in x->kv.  ERR_BUSY: they refused it, and the shell
+ * has named another since. */
 MUST_USE enum err wk_exec_shape_tell(struct wk_exec *x, struct hash128 *ret_memory);
 /* Rank 0: all ranks have marked as committed what it names; else the group is lost. */
 MUST_USE enum err wk_exec_seal_tell(struct wk_exec *x, const struct wk_seal *seals, uint32_t count);

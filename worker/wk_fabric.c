@@ -124,6 +124,7 @@ static enum err piece_receive(struct wk_fabric *f, const struct call *c, uint32_
         enum err e = f->link.ops->receive(f->link.self, peer, &m, WK_LOOK_US);
         if (e == ERR_BUSY) {
             TRY(call_wait(f, c, peer));
+            TRY(wk_fabric_missing(f, wk_collective_name(c->kind), peer));
             continue;
         }
         if (e != ERR_OK)
@@ -131,6 +132,7 @@ static enum err piece_receive(struct wk_fabric *f, const struct call *c, uint32_
                                   wk_collective_name(c->kind), f->step, peer, err_text(e));
         e = head_check(f, c, peer, &m, count);
         if (e == ERR_OK) {
+            f->waiting_us = f->missing_us = 0;
             *ret_bytes = m.bytes;
             return ERR_OK;
         }
@@ -322,6 +324,7 @@ static enum err tell_wait(struct wk_fabric *f, uint64_t end_us, uint64_t *ret_by
         if (e != ERR_BUSY)
             return wk_fabric_fail(f, e, "waiting for rank 0: %s", err_text(e));
         TRY(wk_fabric_look(f, "waiting for rank 0"));
+        TRY(wk_fabric_missing(f, "waiting for rank 0", 0));
         if (clock_mono_us() >= end_us)
             return ERR_BUSY;
     }

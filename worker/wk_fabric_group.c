@@ -137,6 +137,39 @@ enum err wk_fabric_look(struct wk_fabric *f, const char *what)
     return ERR_OK;
 }
 
+static bool is_missing(struct wk_fabric *f, uint32_t peer, uint64_t *ret_sent)
+{
+    struct wk_status s;
+    uint64_t heard_us;
+    if (!peer_look(f, peer, &s, &heard_us) || !s.joined || s.epoch != f->own.epoch ||
+        s.incarnation != f->own.members[peer])
+        return false;
+    *ret_sent = s.sent[f->rank];
+    return s.sent[f->rank] > f->received[peer];
+}
+
+enum err wk_fabric_missing(struct wk_fabric *f, const char *what, uint32_t peer)
+{
+    uint64_t now = clock_mono_us(), sent = 0;
+    if (f->waiting_us == 0)
+        f->waiting_us = now;
+    if (now - f->waiting_us >= WK_SHOW_US && memcmp(f->own.sent, f->sent, sizeof f->sent) != 0) {
+        memcpy(f->own.sent, f->sent, sizeof f->sent);
+        own_publish(f);
+    }
+    if (!is_missing(f, peer, &sent)) {
+        f->missing_us = 0;
+        return ERR_OK;
+    }
+    if (f->missing_us == 0)
+        f->missing_us = now;
+    if (now - f->missing_us < WK_MISSING_US)
+        return ERR_OK;
+    return wk_fabric_fail(f, ERR_CORRUPT,
+                          "%s of step %" PRIu64 ": %" PRIu64 " messages of rank %u lost", what,
+                          f->step, sent - f->received[peer], peer);
+}
+
 /* One look at the others: raises our proposal to the highest that is needed.  True when all are
  * there with the same one; `missing` names those that are not. */
 static bool group_agree(struct wk_fabric *f, struct wk_status *peers, char *missing, size_t bytes)
@@ -192,8 +225,9 @@ static void group_enter(struct wk_fabric *f, const struct wk_status *peers)
 {
     for (uint32_t peer = 0; peer < f->ranks; peer++) {
         f->own.members[peer] = peer == f->rank ? f->own.incarnation : peers[peer].incarnation;
-        f->sent[peer] = f->received[peer] = 0;
+        f->sent[peer] = f->received[peer] = f->own.sent[peer] = 0;
     }
+    f->waiting_us = f->missing_us = 0;
     f->own.joined = 1;
     f->step = 0;
     f->fault = ERR_OK;

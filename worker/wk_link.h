@@ -51,10 +51,11 @@ struct wk_status {
     uint32_t epoch;       /* the one it is in, or the one it proposes */
     uint32_t joined;      /* 1: in a group of that epoch with these members */
     uint64_t members[WK_RANKS_MAX];
+    uint64_t sent[WK_RANKS_MAX]; /* messages to each rank in that epoch, when it last had to wait */
     struct hash128 settings;
     uint64_t sum; /* of the fields above: wk_status_sum */
 };
-STATIC_CHECK(sizeof(struct wk_status) == 40 + 8 * WK_RANKS_MAX);
+STATIC_CHECK(sizeof(struct wk_status) == 40 + 16 * WK_RANKS_MAX);
 
 /* An epoch goes up by one when a group is lost: what is above came from nowhere. */
 #define WK_EPOCH_MAX (1u << 31)

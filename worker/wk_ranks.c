@@ -78,8 +78,10 @@ static enum err link_open(struct wk_ranks *r, struct err_detail *detail)
         TRY(wk_local_open(&l, &r->local, detail));
         return wk_link_local(r->local, o->rank, &r->link, detail);
     }
-    struct peers_options p = {
-        .rank = o->rank, .ranks = o->ranks, .message_bytes_max = 4 * MESSAGE_BYTES};
+    struct peers_options p = {.rank = o->rank,
+                              .ranks = o->ranks,
+                              .message_bytes_max = 4 * MESSAGE_BYTES,
+                              .silence_ms = o->silence_ms};
     struct keys keys;
     TRY(nodes_split(r, detail));
     if (o->keys != NULL && o->keys[0] != '\0') {
@@ -364,8 +366,8 @@ static enum err shape_take(struct wk_ranks *r, const struct wk_ranks_hear *want,
     struct kv_layout l;
     wk_rows_close(r->options.rows);
     TRY(shape_layout(&h->shape, want->geometry, &l, detail));
-    return wk_rows_open(r->options.rows, &l, &r->settings, r->options.deadline_ms / 2, &h->kv,
-                        detail);
+    return wk_rows_open(r->options.rows, &l, &r->settings, r->options.deadline_ms / 2, want->stop,
+                        &h->kv, detail);
 }
 
 /* What we think of it is shown to all, so that rank 0 can say why it does not serve. */

@@ -98,7 +98,8 @@ enum wk_order { WK_ORDER_NONE, WK_ORDER_SHAPE, WK_ORDER_PLAN, WK_ORDER_SEAL };
 struct wk_ranks_hear {
     const struct kv_geometry *geometry;
     const struct wk_plan_limits *limits;
-    struct wk_plan *plan; /* NULL before the first shape */
+    struct wk_plan *plan;    /* NULL before the first shape */
+    const atomic_bool *stop; /* no longer wait for this rank's kvmgr; NULL = never */
     uint64_t step_last;
     uint32_t epoch;
     enum err (*admit)(void *arg, const struct wk_plan *plan, struct err_detail *detail);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "worker/wk_rows.h"
 
-#include <errno.h>
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -9,6 +8,7 @@
 #include <time.h>
 
 #include "lib/base/check.h"
+#include "lib/base/clock.h"
 #include "lib/base/mem.h"
 #include "lib/base/ring.h"
 #include "worker/wk_arena.h"
@@ -16,6 +16,9 @@
 #define ROWS_MAGIC 0x574b5257u
 #define RING_ITEMS 4u
 #define PATH_BYTES 4097u
+/* A question again, and a look at whether the worker ends. */
+#define ASK_AGAIN_US 1000000u
+#define PIECE_NS     50000000
 
 struct question {
     uint64_t number;
@@ -89,30 +92,38 @@ static struct hash128 fingerprint(const struct wk_rows *r, const struct hash128 
     return hash_xxh3_once(bytes, sizeof bytes);
 }
 
-static enum err answer_wait(struct wk_rows *r, uint32_t wait_ms, struct err_detail *detail)
+/* Asks, and asks again: the kvmgr that took the question may have died over it.  ERR_CANCELLED:
+ * *stop was set. */
+static enum err answer_wait(struct wk_rows *r, const struct question *q, uint32_t wait_ms,
+                            const atomic_bool *stop, struct err_detail *detail)
 {
-    struct timespec end;
-    clock_gettime(CLOCK_REALTIME, &end);
-    uint64_t ns = (uint64_t)end.tv_nsec + (uint64_t)(wait_ms % 1000) * 1000000;
-    end.tv_sec += (time_t)(wait_ms / 1000 + ns / 1000000000);
-    end.tv_nsec = (long)(ns % 1000000000);
-    for (;;) {
-        if (sem_timedwait(&r->answered, &end) != 0) {
-            if (errno == EINTR)
-                continue;
-            return err_set(detail, ERR_TIMEOUT,
-                           "the kvmgr of this rank (role arena) does not answer within %u ms: it "
-                           "reads its arena, or does not run",
-                           wait_ms);
+    uint64_t now = clock_mono_us(), end_us = now + (uint64_t)wait_ms * 1000, ask_us = now;
+    while (now < end_us) {
+        if (stop != NULL && atomic_load(stop))
+            return err_set(detail, ERR_CANCELLED, "this worker ends");
+        if (now >= ask_us && ring_push(r->questions, q)) {
+            ask_us = now + ASK_AGAIN_US;
+            r->options.wake(r->options.arg);
         }
-        if (ring_pop(r->answers, &r->answer) && r->answer.number == r->number)
+        struct timespec piece;
+        clock_gettime(CLOCK_REALTIME, &piece);
+        piece.tv_nsec += PIECE_NS;
+        piece.tv_sec += piece.tv_nsec / 1000000000;
+        piece.tv_nsec %= 1000000000;
+        if (sem_timedwait(&r->answered, &piece) == 0 && ring_pop(r->answers, &r->answer) &&
+            r->answer.number == r->number)
             return ERR_OK; /* an earlier one came too late */
+        now = clock_mono_us();
     }
+    return err_set(detail, ERR_TIMEOUT,
+                   "the kvmgr of this rank (role arena) does not answer within %u ms: it reads its "
+                   "arena, or does not run",
+                   wait_ms);
 }
 
 enum err wk_rows_open(struct wk_rows *r, const struct kv_layout *layout,
-                      const struct hash128 *settings, uint32_t wait_ms, struct model_kv *ret_kv,
-                      struct err_detail *detail)
+                      const struct hash128 *settings, uint32_t wait_ms, const atomic_bool *stop,
+                      struct model_kv *ret_kv, struct err_detail *detail)
 {
     CHECK_OBJ(r, ROWS_MAGIC);
     const struct kv_geometry *g = &layout->geometry;
@@ -137,10 +148,9 @@ enum err wk_rows_open(struct wk_rows *r, const struct kv_layout *layout,
         .index_dtype = g->index_dtype,
     };
     atomic_store(&r->asked, q.number);
-    if (!ring_push(r->questions, &q))
-        return err_set(detail, ERR_BUSY, "too many questions to the kvmgr of this rank");
-    r->options.wake(r->options.arg);
-    TRY(answer_wait(r, wait_ms, detail));
+    while (ring_pop(r->answers, &r->answer)) /* a question asked twice is answered twice */
+        (void)sem_trywait(&r->answered);
+    TRY(answer_wait(r, &q, wait_ms, stop, detail));
     struct msg_kv_attach_reply *reply = &r->answer.reply;
     reply->arena_path = r->answer.path;
     if (reply->code != ERR_OK)

@@ -9,6 +9,7 @@
 #ifndef WORKER_WK_ROWS_H
 #define WORKER_WK_ROWS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -43,10 +44,12 @@ void wk_rows_destroy(struct wk_rows **rows_p);
 
 /* The memory of that layout, which kvmgr may need a while to read through; what was mapped before
  * is given up first.  settings: rows written under others are other rows.  ERR_TIMEOUT: kvmgr does
- * not answer; others: it refuses, or its arena is not what was asked for. */
+ * not answer; ERR_CANCELLED: *stop (may be NULL) became true; others: it refuses, or its arena is not
+ * what was asked for. */
 MUST_USE enum err wk_rows_open(struct wk_rows *r, const struct kv_layout *layout,
                                const struct hash128 *settings, uint32_t wait_ms,
-                               struct model_kv *ret_kv, struct err_detail *detail);
+                               const atomic_bool *stop, struct model_kv *ret_kv,
+                               struct err_detail *detail);
 void wk_rows_close(struct wk_rows *r);
 /* Stands for all that was committed here; 0 = no memory. */
 struct wk_rows_identity {

@@ -265,12 +265,15 @@ void wk_shell_kv_message(struct wk_shell *s, const struct msg *m)
         on_attach_reply(s, &m->u.kv_attach_reply);
         return;
     }
-    if (!s->kv.attached || s->core == NULL)
+    if (!s->kv.attached)
         return; /* answers to what we asked before the loss */
+    /* Also while the other ranks refuse the first arena: the next may suit them. */
     if (m->type == MSG_KV_STATE && m->u.kv_state.incarnation != s->kv.incarnation) {
         wk_shell_kv_lost(s, "kvmgr was restarted");
         return;
     }
+    if (s->core == NULL)
+        return;
     bool stale = (m->type == MSG_KV_OPEN_REPLY && m->u.kv_open_reply.code == ERR_EPOCH) ||
                  (m->type == MSG_KV_EXTEND_REPLY && m->u.kv_extend_reply.code == ERR_EPOCH);
     struct wk_event event = {.type = WK_EV_MSG, .msg = m};
@@ -290,13 +293,13 @@ void wk_shell_kv_beat(struct wk_shell *s)
             (s->kv.asked_us == 0 || loop_now_us(s->loop) >= s->kv.asked_us + ATTACH_AGAIN_US))
             attach_send(s);
     }
-    if (!s->kv.attached || s->core == NULL)
+    if (!s->kv.attached)
         return;
     struct msg m = {.type = MSG_KV_PING, .epoch = s->kv.epoch};
     uint32_t max = wk_core_entries(&s->core_options);
     m.u.kv_ping = (struct msg_kv_ping){
         .incarnation = s->incarnation,
-        .lease_count = wk_core_leases(s->core, s->leases, max),
+        .lease_count = s->core != NULL ? wk_core_leases(s->core, s->leases, max) : 0,
         .leases = s->leases,
     };
     CHECK(m.u.kv_ping.lease_count <= max);

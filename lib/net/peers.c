@@ -51,6 +51,7 @@ static enum err socket_open(struct peers *p, const struct peers_options *o, int 
                               .queue_max = QUEUE_MAX,
                               .cut_bytes = (int64_t)o->message_bytes_max + HEAD_MAX,
                               .only_present = true,
+                              .silence_ms = o->silence_ms,
                               .identity = type == ZMQ_DEALER ? id : NULL};
     *ret_socket = zsock_create(p->context, &z);
     if (p->curve && !zsock_curve(*ret_socket, type == ZMQ_ROUTER, o->key_public, o->key_secret))

@@ -7,6 +7,9 @@
 
 #include "lib/base/check.h"
 
+#define HANDSHAKE_MS 2000
+#define CONNECT_MS   1000
+
 void zsock_option(void *zmq, int option, int value)
 {
     CHECK(zmq_setsockopt(zmq, option, &value, sizeof(value)) == 0);
@@ -26,6 +29,14 @@ void *zsock_create(void *context, const struct zsock_options *o)
     zsock_option(zmq, ZMQ_SNDHWM, (int)o->queue_max);
     zsock_option(zmq, ZMQ_RCVHWM, (int)o->queue_max);
     zsock_option(zmq, ZMQ_LINGER, (int)o->linger_ms);
+    if (o->silence_ms > 0) {
+        /* Without these a cable that is plugged in again, or bytes out of step, cost what TCP has
+         * come to wait meanwhile, or the 30 s that a handshake may take. */
+        zsock_option(zmq, ZMQ_HEARTBEAT_IVL, (int)o->silence_ms / 2);
+        zsock_option(zmq, ZMQ_HEARTBEAT_TIMEOUT, (int)o->silence_ms);
+        zsock_option(zmq, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS);
+        zsock_option(zmq, ZMQ_CONNECT_TIMEOUT, CONNECT_MS);
+    }
     if (o->type == ZMQ_ROUTER) {
         zsock_option(zmq, ZMQ_ROUTER_MANDATORY, 1);
         zsock_option(zmq, ZMQ_ROUTER_HANDOVER, 1);

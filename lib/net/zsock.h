@@ -16,6 +16,7 @@ struct zsock_options {
     int64_t cut_bytes;    /* a larger frame costs its sender the connection */
     uint32_t linger_ms;   /* for what is queued when the socket is closed */
     bool only_present;    /* nothing is queued for a peer that is not there */
+    uint32_t silence_ms;  /* a connection that brings nothing for so long is made anew; 0 = kept */
     const char *identity; /* of a DEALER; NULL = random */
 };
 

@@ -193,6 +193,61 @@ static void test_drop(void **state)
         assert_true(s.us[r] < 2000000);
 }
 
+/* The last messages of both go astray, and each waits for the other: that is known long before the
+ * deadline. */
+static void test_drop_both_ways(void **state)
+{
+    (void)state;
+    struct world w;
+    struct seen seen = {0};
+    struct wk_fault_options faults = {.rule_count = 1, .rules = {{20, WK_FAULT_DROP, 0}}};
+    world_init(&w, 2, 1024);
+    w.deadline_ms = 20000;
+    w.faults[0] = w.faults[1] = &faults;
+    world_run(&w, body_fault_rejoin, &seen);
+    world_fini(&w);
+    assert_true(seen.code[0] == ERR_CORRUPT || seen.code[1] == ERR_CORRUPT);
+    for (int r = 0; r < 2; r++) {
+        assert_int_not_equal(seen.code[r], ERR_OK);
+        assert_true(seen.us[r] < 3000000);
+    }
+    int r = seen.code[0] == ERR_CORRUPT ? 0 : 1;
+    assert_non_null(strstr(seen.detail[r].text, "1 messages of rank"));
+}
+
+static void body_answer_lost(struct world *w, struct wk_fabric *f, uint32_t rank)
+{
+    struct seen *seen = w->arg;
+    uint8_t byte = 1;
+    size_t count = 0;
+    must_join(f, 10000);
+    uint64_t begun = clock_mono_us();
+    if (rank == 0)
+        seen->code[0] = wk_barrier(f);
+    else
+        MUST(wk_barrier(f) == ERR_OK); /* what it sends is lost */
+    while (rank == 1 && (seen->code[1] = wk_hear(f, &byte, 1, &count, 50)) == ERR_BUSY)
+        continue;
+    seen->us[rank] = clock_mono_us() - begun;
+}
+
+/* The one whose message went astray no longer waits for an answer, but for what comes next. */
+static void test_answer_lost(void **state)
+{
+    (void)state;
+    struct world w;
+    struct seen seen = {0};
+    struct wk_fault_options faults = {.rule_count = 1, .rules = {{2, WK_FAULT_DROP, 0}}};
+    world_init(&w, 2, 1024);
+    w.deadline_ms = 20000;
+    w.faults[1] = &faults;
+    world_run(&w, body_answer_lost, &seen);
+    world_fini(&w);
+    assert_int_equal(seen.code[0], ERR_CORRUPT);
+    assert_true(seen.code[1] == ERR_EPOCH || seen.code[1] == ERR_CLOSED);
+    assert_true(seen.us[0] < 3000000 && seen.us[1] < 3000000);
+}
+
 static void test_corrupt(void **state)
 {
     (void)state;
@@ -430,6 +485,8 @@ int main(void)
         cmocka_unit_test(test_rounds),
         cmocka_unit_test(test_harmless),
         cmocka_unit_test(test_drop),
+        cmocka_unit_test(test_drop_both_ways),
+        cmocka_unit_test(test_answer_lost),
         cmocka_unit_test(test_corrupt),
         cmocka_unit_test(test_stall_and_close),
         cmocka_unit_test(test_diverge),

@@ -753,6 +753,37 @@ static void test_a_refused_shape_does_not_spin(void **state)
     duo_fini(&d);
 }
 
+/* A shape that is refused makes way for the next one that rank 0 is given. */
+static void test_another_shape_heals_a_refusal(void **state)
+{
+    (void)state;
+    static uint8_t nothing[64];
+    struct duo d = {.boot = 1};
+    struct side sides[2] = {0};
+    struct model_kv kv = {.blocks = nothing,
+                          .slots = nothing,
+                          .block_tokens = BT,
+                          .block_count = 1u << 30, /* more than rank 1 has room for */
+                          .slot_count = 1};
+    world_init(&d.w, 2, 1024);
+    for (uint32_t r = 0; r < 2; r++) {
+        d.ranks[r] = duo_open(&d, r);
+        side_open(&sides[r], &d, r);
+    }
+    for (uint32_t r = 0; r < 2; r++)
+        until(&sides[r], &sides[r].loaded, 1);
+    assert_int_equal(wk_exec_attach(sides[0].exec, &kv, 2), ERR_OK);
+    turn(sides, 1500);
+    assert_int_equal(sides[0].attached, 0);
+    kv.block_count = 4;
+    assert_int_equal(wk_exec_attach(sides[0].exec, &kv, 3), ERR_OK);
+    until(&sides[0], &sides[0].attached, 2);
+    assert_true(wk_exec_grouped(sides[0].exec));
+    for (uint32_t r = 0; r < 2; r++)
+        side_close(&sides[r]);
+    duo_fini(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -768,6 +799,7 @@ int main(void)
         cmocka_unit_test(test_refusals_pass),
         cmocka_unit_test(test_a_wrong_canary_stays_wrong),
         cmocka_unit_test(test_a_refused_shape_does_not_spin),
+        cmocka_unit_test(test_another_shape_heals_a_refusal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

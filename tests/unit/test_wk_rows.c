@@ -4,12 +4,15 @@
 #include "tests/unit/rows_world.h"
 
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 
 #include "kvmgr/km_audit.h"
 #include "lib/base/check.h"
+#include "lib/base/clock.h"
 
 #define BOOT 7u
 
@@ -51,7 +54,7 @@ static void end(struct fixture *f)
 
 static enum err rows_open(struct fixture *f)
 {
-    return wk_rows_open(f->w.rows, &f->layout, &settings, 200, &f->kv, &f->detail);
+    return wk_rows_open(f->w.rows, &f->layout, &settings, 200, NULL, &f->kv, &f->detail);
 }
 
 static void must_open(struct fixture *f)
@@ -281,6 +284,45 @@ static void test_a_stopped_worker_keeps_its_file(void **state)
     end(&f);
 }
 
+struct away {
+    struct rows_world *world;
+    atomic_bool stop;
+    uint32_t after_ms;
+    bool back; /* else stop */
+};
+
+/* The kvmgr that took the question dies over it, and the next one is there after a while. */
+static void *away_main(void *arg)
+{
+    struct away *a = arg;
+    struct msg taken;
+    usleep(a->after_ms * 500);
+    (void)wk_rows_question(a->world->rows, &taken);
+    usleep(a->after_ms * 500);
+    a->world->mute = !a->back;
+    atomic_store(&a->stop, !a->back);
+    return NULL;
+}
+
+static void test_a_question_is_asked_again(void **state)
+{
+    (void)state;
+    for (int back = 0; back < 2; back++) {
+        struct fixture f;
+        pthread_t thread;
+        begin(&f);
+        f.w.mute = true;
+        struct away a = {.world = &f.w, .after_ms = 400, .back = back};
+        assert_int_equal(pthread_create(&thread, NULL, away_main, &a), 0);
+        uint64_t begun = clock_mono_us();
+        enum err e = wk_rows_open(f.w.rows, &f.layout, &settings, 20000, &a.stop, &f.kv, &f.detail);
+        assert_int_equal(e, back ? ERR_OK : ERR_CANCELLED);
+        assert_true(clock_mono_us() - begun < 5000000);
+        pthread_join(thread, NULL);
+        end(&f);
+    }
+}
+
 static void test_kvmgr_comes_and_goes(void **state)
 {
     (void)state;
@@ -354,6 +396,7 @@ int main(void)
         cmocka_unit_test(test_foreign_files),
         cmocka_unit_test(test_a_stopped_worker_keeps_its_file),
         cmocka_unit_test(test_kvmgr_comes_and_goes),
+        cmocka_unit_test(test_a_question_is_asked_again),
         cmocka_unit_test(test_room_and_lock),
         cmocka_unit_test(test_rank_0_is_refused),
     };
