@@ -13,6 +13,7 @@ static const struct wire_field attach_rows[] = {
     WIRE_ROW_U32(ranks),        WIRE_ROW_HASH(model_fp),   WIRE_ROW_U32(interleave),
     WIRE_ROW_U32(rows_ranks),   WIRE_ROW_U32(block_count), WIRE_ROW_U32(slot_count),
     WIRE_ROW_U32(block_tokens), WIRE_ROW_U32(kv_dtype),    WIRE_ROW_U32(index_dtype),
+    WIRE_ROW_U32(live_slots),   WIRE_ROW_U32(snapshot_dtype),
 };
 #undef M
 #undef P
@@ -27,6 +28,7 @@ static const struct wire_field attach_reply_rows[] = {
     WIRE_ROW_HASH(layout_fp),  WIRE_ROW_U32(block_tokens),   WIRE_ROW_U32(block_count),
     WIRE_ROW_U32(slot_count),  WIRE_ROW_U32(kv_dtype),       WIRE_ROW_U32(index_dtype),
     WIRE_ROW_U32(live_slots),  WIRE_ROW_U32(snapshot_every), WIRE_ROW_IDS(granted, granted_count),
+    WIRE_ROW_U32(snapshot_dtype),
 };
 #undef M
 #undef P
