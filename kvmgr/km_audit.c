@@ -313,8 +313,8 @@ void km_audit_print(FILE *out, const char *path, const struct km_audit *audit)
     fprintf(out, "arena: %s\n", path);
     fprintf(out, "epoch: %u\nincarnation: %016" PRIx64 "\nlayout_fp: %s\nmodel_fp: %s\n", s->epoch,
             s->incarnation, layout, model);
-    fprintf(out, "bytes: %" PRIu64 "\nblock_tokens: %u\nsnapshots: %s\nrole: %s\n",
-            s->arena_bytes, s->block_tokens, s->snapshot_dtype == KV_BF16 ? "bf16" : "f32",
+    fprintf(out, "bytes: %" PRIu64 "\nblock_tokens: %u\nsnapshots: %s\nrole: %s\n", s->arena_bytes,
+            s->block_tokens, s->snapshot_dtype == KV_BF16 ? "bf16" : "f32",
             s->flags & KV_FLAG_FOLLOWS ? "arena" : "authority");
     print_states(out, "blocks", audit->blocks_unused, audit->blocks_by_state);
     print_states(out, "slots", audit->slots_unused, audit->slots_by_state);

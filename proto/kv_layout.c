@@ -208,8 +208,8 @@ static void offsets_fill(struct kv_layout *l, uint32_t block_count, struct kv_sl
     l->blocks_at =
         l->slot_headers_at + round_up((uint64_t)slots.count * KV_HEADER_BYTES, KV_PAGE_BYTES);
     l->slots_at = l->blocks_at + block_count * l->block_bytes;
-    l->arena_bytes = l->slots_at + slots.live * l->live_bytes +
-                     (slots.count - slots.live) * l->snapshot_bytes;
+    l->arena_bytes =
+        l->slots_at + slots.live * l->live_bytes + (slots.count - slots.live) * l->snapshot_bytes;
     CHECK(l->arena_bytes >= l->slots_at && l->slots_at >= l->blocks_at);
 }
 

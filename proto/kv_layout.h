@@ -40,15 +40,16 @@ struct kv_geometry { /* what decides the layout */
     uint32_t kv_dtype, index_dtype;
     uint32_t snapshot_dtype;          /* KV_F32 or KV_BF16 */
     uint32_t rank, ranks, interleave; /* 0, 1, block_tokens without context sharding */
+    uint32_t zero;                    /* in place of padding: the bytes are told */
     uint64_t state_bytes;             /* of a live slot's body, floats */
 };
 
 struct kv_layout {
     struct kv_geometry geometry;
-    uint64_t layer_stride, index_offset;    /* inside a block, see lib/model/model.h */
-    uint64_t block_bytes;                   /* padded, as all three */
-    uint64_t live_bytes, snapshot_bytes;    /* of a slot below live_count; of the others */
-    uint64_t block_guard_at;                /* inside a block, to its end */
+    uint64_t layer_stride, index_offset; /* inside a block, see lib/model/model.h */
+    uint64_t block_bytes;                /* padded, as all three */
+    uint64_t live_bytes, snapshot_bytes; /* of a slot below live_count; of the others */
+    uint64_t block_guard_at;             /* inside a block, to its end */
     uint32_t block_count;
     uint32_t live_count, slot_count; /* slots below live_count are live, the others snapshots */
     uint64_t block_headers_at, slot_headers_at, blocks_at, slots_at, arena_bytes; /* offsets */

@@ -140,9 +140,12 @@ static void rig_start(struct rig *r, const struct km_arena_result *arena)
     }
 }
 
-static const struct km_arena_result arena_empty = {
-    .code = ERR_OK, .text = "", .path = "", .block_count = BLOCKS, .live_count = SEQS,
-    .slot_count = SEQS + SNAPSHOTS};
+static const struct km_arena_result arena_empty = {.code = ERR_OK,
+                                                   .text = "",
+                                                   .path = "",
+                                                   .block_count = BLOCKS,
+                                                   .live_count = SEQS,
+                                                   .slot_count = SEQS + SNAPSHOTS};
 
 static void chain_of(uint32_t session, uint32_t count, struct hash128 *ret)
 {

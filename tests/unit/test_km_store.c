@@ -22,7 +22,7 @@
 #include "lib/base/rng.h"
 
 #define BLOCKS 8u
-#define LIVE 1u
+#define LIVE   1u
 
 struct rig {
     char dir[64], arena_path[96], store_dir[96];

@@ -232,7 +232,8 @@ static void test_impossible_geometry(void **state)
     struct err_detail many = {{0}};
     struct kv_geometry small = geometry();
     small.latent_dim = small.index_dim = small.dsa_layers = 1;
-    assert_int_equal(kv_layout_plan(&small, (uint64_t)KV_BLOCKS_MAX * 4096, SLOTS(1, 1), &l, &many), ERR_OK);
+    assert_int_equal(kv_layout_plan(&small, (uint64_t)KV_BLOCKS_MAX * 4096, SLOTS(1, 1), &l, &many),
+                     ERR_OK);
     assert_int_equal(kv_layout_plan(&small, 1ull << 40, SLOTS(1, 1), &l, &many), ERR_INVALID);
     assert_non_null(strstr(many.text, "arena_bytes"));
     struct err_detail detail;
@@ -242,10 +243,10 @@ static void test_impossible_geometry(void **state)
     assert_int_equal(kv_layout_plan(&g, 1 << 20, SLOTS(0, 3), &l, &detail), ERR_INVALID);
     assert_int_equal(kv_layout_plan(&g, 1 << 20, SLOTS(4, 3), &l, &detail), ERR_INVALID);
     assert_non_null(strstr(detail.text, "live_count: 4 of 3"));
+    assert_int_equal(kv_layout_plan(&g, 0, SLOTS(1, 1), &l, &detail), ERR_NOMEM);
     g.snapshot_dtype = KV_BF16;
     g.state_bytes = 5002;
     refused(g, "state_bytes");
-    assert_int_equal(kv_layout_plan(&g, 0, SLOTS(1, 1), &l, &detail), ERR_NOMEM);
 }
 
 static struct kv_superblock superblock(const struct kv_layout *l)
