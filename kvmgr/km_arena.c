@@ -92,11 +92,10 @@ static void block_write(struct km_arena *a, uint32_t block, struct kv_block_head
 static void guard_check(struct km_arena *a, bool slot, uint32_t index, bool used)
 {
     static const uint8_t zeros[KV_GUARD_BYTES_MAX];
-    const struct kv_layout *l = &a->layout;
     uint8_t found[KV_GUARD_BYTES_MAX];
-    uint64_t bytes = slot ? l->slot_bytes : l->block_bytes;
-    uint64_t from = slot ? l->slot_guard_at : l->block_guard_at;
-    uint64_t at = (slot ? l->slots_at : l->blocks_at) + index * bytes + from, count = bytes - from;
+    struct kv_place place =
+        slot ? kv_slot_place(&a->layout, index) : kv_block_place(&a->layout, index);
+    uint64_t at = place.guard_at, count = place.guard_bytes;
     CHECK(count >= KV_GUARD_BYTES_MIN && count <= sizeof(found));
     bool read = file_read_at(a->fd, at, found, count) == ERR_OK;
     if (read && memcmp(found, a->guard, count) == 0)
@@ -122,23 +121,20 @@ static void slot_guard_check(struct km_arena *a, uint32_t slot)
 }
 
 /* 0, "none", if the data cannot be read. */
-static uint32_t block_sum(const struct km_arena *a, uint32_t block)
+static uint32_t place_sum(const struct km_arena *a, struct kv_place place)
 {
     uint32_t sum = 0;
-    const struct kv_layout *l = &a->layout;
-    if (km_arena_file_sum(a->fd, l->blocks_at + block * l->block_bytes, l->block_bytes, &sum) !=
-        ERR_OK)
-        return 0;
-    return sum;
+    return km_arena_file_sum(a->fd, place.at, place.bytes, &sum) == ERR_OK ? sum : 0;
+}
+
+static uint32_t block_sum(const struct km_arena *a, uint32_t block)
+{
+    return place_sum(a, kv_block_place(&a->layout, block));
 }
 
 static uint32_t slot_sum(const struct km_arena *a, uint32_t slot)
 {
-    uint32_t sum = 0;
-    const struct kv_layout *l = &a->layout;
-    if (km_arena_file_sum(a->fd, l->slots_at + slot * l->slot_bytes, l->slot_bytes, &sum) != ERR_OK)
-        return 0;
-    return sum;
+    return place_sum(a, kv_slot_place(&a->layout, slot));
 }
 
 static void slot_write(struct km_arena *a, uint32_t slot, enum kv_slot_kind kind, uint32_t state,
@@ -241,6 +237,28 @@ static bool mapped_by_others(int fd, uint64_t worker)
     return (own > 0 && locked(fd, 0, own)) || (own < INT64_MAX && locked(fd, own + 1, 0));
 }
 
+/* Whether its slots will do, and how many of them are live.  Where both kinds are of one size the
+ * border between them may move. */
+static enum err slots_fit(const struct kv_layout *found, const struct km_arena_options *o,
+                          struct kv_slots *ret_slots, struct err_detail *detail)
+{
+    bool moves = o->geometry.snapshot_dtype == KV_F32;
+    uint32_t live = moves ? o->live_count : found->live_count;
+    uint32_t least = o->slot_count_min > 0 ? o->slot_count_min : o->slot_count;
+    if (live < o->live_count || (o->follows && live != o->live_count))
+        return err_set(detail, ERR_UNSUPPORTED, "it has %u live slots, %u are needed", live,
+                       o->live_count);
+    least += live - o->live_count;
+    if (found->slot_count < least)
+        return err_set(detail, ERR_UNSUPPORTED, "it has %u state slots, %u are needed",
+                       found->slot_count, least);
+    if (found->slot_count / SLOTS_SURPLUS > o->slot_count + SLOTS_SURPLUS)
+        return err_set(detail, ERR_UNSUPPORTED, "it has %u state slots, only %u are needed",
+                       found->slot_count, o->slot_count);
+    *ret_slots = (struct kv_slots){live, found->slot_count};
+    return ERR_OK;
+}
+
 /* Whether the file is an arena that serves these options; the reason if not. */
 static enum err arena_fits(int fd, uint64_t file_bytes, const struct km_arena_options *o,
                            uint64_t arena_bytes, struct kv_layout *ret_layout,
@@ -253,14 +271,13 @@ static enum err arena_fits(int fd, uint64_t file_bytes, const struct km_arena_op
         return err_set(detail, ERR_IO, "its superblock cannot be read");
     struct kv_layout found, planned;
     TRY(kv_superblock_check(&s, file_bytes, &found, detail));
-    uint32_t slots_least = o->slot_count_min > 0 ? o->slot_count_min : o->slot_count;
-    if (found.slot_count < slots_least)
-        return err_set(detail, ERR_UNSUPPORTED, "it has %u state slots, %u are needed",
-                       found.slot_count, slots_least);
-    if (found.slot_count / SLOTS_SURPLUS > o->slot_count + SLOTS_SURPLUS)
-        return err_set(detail, ERR_UNSUPPORTED, "it has %u state slots, only %u are needed",
-                       found.slot_count, o->slot_count);
-    TRY(kv_layout_plan(&o->geometry, arena_bytes, found.slot_count, &planned, detail));
+    if (found.geometry.snapshot_dtype != o->geometry.snapshot_dtype)
+        return err_set(detail, ERR_UNSUPPORTED, "its snapshots are %s, snapshot_dtype says %s",
+                       found.geometry.snapshot_dtype == KV_BF16 ? "bf16" : "f32",
+                       o->geometry.snapshot_dtype == KV_BF16 ? "bf16" : "f32");
+    struct kv_slots slots;
+    TRY(slots_fit(&found, o, &slots, detail));
+    TRY(kv_layout_plan(&o->geometry, arena_bytes, slots, &planned, detail));
     if (memcmp(&planned.layout_fp, &s.layout_fp, sizeof(s.layout_fp)) != 0)
         return err_set(detail, ERR_UNSUPPORTED, "it has another layout_fp");
     if (s.boot != 0 && o->boot != 0 && s.boot != o->boot) /* its pages may be of another time */
@@ -397,6 +414,8 @@ static struct kv_superblock superblock_of(const struct km_arena_options *o,
     s.ranks = l->geometry.ranks;
     s.interleave = l->geometry.interleave;
     s.state_bytes = l->geometry.state_bytes;
+    s.snapshot_dtype = l->geometry.snapshot_dtype;
+    s.live_count = l->live_count;
     s.flags = o->follows ? KV_FLAG_FOLLOWS : 0;
     s.boot = o->boot;
     kv_superblock_seal(&s);
@@ -430,8 +449,11 @@ static enum err arena_adopt(struct km_arena *a, const struct km_arena_options *o
     }
     if (arena_recover(a, old.epoch, o->follows, report) != ERR_OK)
         return err_set(detail, ERR_IO, "its headers cannot be read");
-    if (o->follows && report->headers_broken == 0 && report->data_broken == 0)
-        s = old;
+    if (o->follows && report->headers_broken == 0 && report->data_broken == 0) {
+        s.epoch = old.epoch;
+        s.incarnation = old.incarnation;
+        kv_superblock_seal(&s);
+    }
     a->epoch = s.epoch;
     memcpy(a->map, &s, sizeof(s));
     report->adopted = true;
@@ -442,12 +464,11 @@ static enum err arena_adopt(struct km_arena *a, const struct km_arena_options *o
 static enum err guards_make(struct km_arena *a)
 {
     const struct kv_layout *l = &a->layout;
-    for (uint32_t i = 0; i < l->block_count; i++)
-        TRY(file_write_at(a->fd, l->blocks_at + i * l->block_bytes + l->block_guard_at, a->guard,
-                          l->block_bytes - l->block_guard_at));
-    for (uint32_t i = 0; i < l->slot_count; i++)
-        TRY(file_write_at(a->fd, l->slots_at + i * l->slot_bytes + l->slot_guard_at, a->guard,
-                          l->slot_bytes - l->slot_guard_at));
+    for (uint32_t i = 0; i < l->block_count + l->slot_count; i++) {
+        struct kv_place place =
+            i < l->block_count ? kv_block_place(l, i) : kv_slot_place(l, i - l->block_count);
+        TRY(file_write_at(a->fd, place.guard_at, a->guard, place.guard_bytes));
+    }
     return ERR_OK;
 }
 
@@ -521,14 +542,15 @@ static enum err arena_try_existing(struct km_arena *a, const struct km_arena_opt
 enum err km_arena_open(const struct km_arena_options *o, struct km_arena **ret_arena,
                        struct km_arena_report *ret_report, struct err_detail *detail)
 {
-    CHECK(o->epoch > 0 && o->slot_count > 0);
+    CHECK(o->epoch > 0 && o->live_count > 0 && o->live_count <= o->slot_count);
     uint64_t arena_bytes = o->arena_bytes;
     uint64_t system_bytes = km_arena_file_system_bytes(o->path);
     if (system_bytes > 0 && arena_bytes > system_bytes)
         arena_bytes = system_bytes / 8 * 7;
     /* Planned before anything at the path is touched: a bad geometry changes no file. */
     struct kv_layout layout;
-    TRY(kv_layout_plan(&o->geometry, arena_bytes, o->slot_count, &layout, detail));
+    struct kv_slots slots = {o->live_count, o->slot_count};
+    TRY(kv_layout_plan(&o->geometry, arena_bytes, slots, &layout, detail));
 
     struct km_arena_report report = {0};
     struct km_arena *a = mem_take(sizeof(*a));
@@ -547,6 +569,7 @@ enum err km_arena_open(const struct km_arena_options *o, struct km_arena **ret_a
         return e;
     }
     CHECK(a->layout.slot_count >= (o->slot_count_min > 0 ? o->slot_count_min : o->slot_count));
+    CHECK(a->layout.live_count >= o->live_count);
     *ret_report = report;
     *ret_arena = a;
     return ERR_OK;

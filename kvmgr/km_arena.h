@@ -32,7 +32,8 @@ struct km_arena_options {
     uint64_t arena_bytes; /* lowered to 7/8 of the file system if it is smaller */
     struct kv_geometry geometry;
     struct hash128 model_fp;
-    uint32_t slot_count;     /* of a new file */
+    uint32_t live_count;     /* slots for running sequences */
+    uint32_t slot_count;     /* of a new file, with those for snapshots */
     uint32_t slot_count_min; /* a file with fewer is replaced; 0 = slot_count */
     uint32_t epoch;
     uint64_t incarnation;
@@ -63,8 +64,9 @@ struct km_arena_found { /* what an adopted file holds, blocks by rising position
 
 /* Adopts the file at path, or makes it.  A good file of the same layout and model, with enough
  * slots, is adopted under the new epoch: WRITING becomes FREE, sound COMMITTED headers stay and are
- * told by km_arena_found (their data are not read here: see km_proof.h), others become FREE.  A bad
- * or foreign file is replaced.  Refused, and left alone: a symbolic link, a directory or other
+ * told by km_arena_found (their data are not read here: see km_proof.h), others become FREE.  Where
+ * live slots and snapshots are of one size, the file's live_count becomes that of the options; else
+ * it stays, and a file with fewer is replaced.  A bad or foreign file is replaced.  Refused, and left alone: a symbolic link, a directory or other
  * special file, another owner's file (ERR_UNSUPPORTED), one in use (ERR_BUSY), an arena too small
  * for the geometry (ERR_NOMEM, with the numbers), an impossible geometry (ERR_INVALID). */
 MUST_USE enum err km_arena_open(const struct km_arena_options *options, struct km_arena **ret_arena,

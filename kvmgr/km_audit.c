@@ -81,7 +81,8 @@ struct header_table {
     bool slots;
     uint64_t at;
     uint32_t count;
-    uint64_t data_at, data_bytes, guard_at;
+    const struct kv_layout *layout;
+    struct kv_place (*place)(const struct kv_layout *layout, uint32_t index);
     bool (*sound)(const void *header);
     uint32_t (*data_crc)(const void *header);
     void (*add)(struct km_audit *audit, struct chains *chains, const void *header);
@@ -131,8 +132,8 @@ static void audit_data(int fd, const struct header_table *table, uint32_t index,
 {
     uint8_t again[KV_HEADER_BYTES];
     uint32_t said = table->data_crc(header), sum;
-    if (said == 0 || km_arena_file_sum(fd, table->data_at + index * table->data_bytes,
-                                       table->data_bytes, &sum) != ERR_OK)
+    struct kv_place place = table->place(table->layout, index);
+    if (said == 0 || km_arena_file_sum(fd, place.at, place.bytes, &sum) != ERR_OK)
         return;
     if (sum != said &&
         file_read_at(fd, table->at + (uint64_t)index * KV_HEADER_BYTES, again, sizeof(again)) ==
@@ -147,11 +148,11 @@ static void audit_guard(int fd, const struct header_table *table, uint32_t index
 {
     static const uint8_t zeros[KV_GUARD_BYTES_MAX];
     uint8_t found[KV_GUARD_BYTES_MAX], whole[KV_GUARD_BYTES_MAX];
-    uint64_t count = table->data_bytes - table->guard_at;
+    struct kv_place place = table->place(table->layout, index);
+    uint64_t count = place.guard_bytes;
     CHECK(count <= sizeof(found));
     kv_guard_fill(whole, count);
-    if (file_read_at(fd, table->data_at + index * table->data_bytes + table->guard_at, found,
-                     count) != ERR_OK ||
+    if (file_read_at(fd, place.guard_at, found, count) != ERR_OK ||
         memcmp(found, whole, count) == 0)
         return;
     if ((km_arena_header_unused(header) || !table->sound(header)) &&
@@ -237,18 +238,16 @@ enum err km_audit_read(const char *path, struct km_audit *ret_audit, struct err_
     struct header_table blocks = {false,
                                   layout.block_headers_at,
                                   layout.block_count,
-                                  layout.blocks_at,
-                                  layout.block_bytes,
-                                  layout.block_guard_at,
+                                  &layout,
+                                  kv_block_place,
                                   block_sound,
                                   block_crc,
                                   audit_block};
     struct header_table slots = {true,
                                  layout.slot_headers_at,
                                  layout.slot_count,
-                                 layout.slots_at,
-                                 layout.slot_bytes,
-                                 layout.slot_guard_at,
+                                 &layout,
+                                 kv_slot_place,
                                  slot_sound,
                                  slot_crc,
                                  audit_slot};
@@ -314,8 +313,9 @@ void km_audit_print(FILE *out, const char *path, const struct km_audit *audit)
     fprintf(out, "arena: %s\n", path);
     fprintf(out, "epoch: %u\nincarnation: %016" PRIx64 "\nlayout_fp: %s\nmodel_fp: %s\n", s->epoch,
             s->incarnation, layout, model);
-    fprintf(out, "bytes: %" PRIu64 "\nblock_tokens: %u\nrole: %s\n", s->arena_bytes,
-            s->block_tokens, s->flags & KV_FLAG_FOLLOWS ? "arena" : "authority");
+    fprintf(out, "bytes: %" PRIu64 "\nblock_tokens: %u\nsnapshots: %s\nrole: %s\n", s->arena_bytes,
+            s->block_tokens, s->snapshot_dtype == KV_BF16 ? "bf16" : "f32",
+            s->flags & KV_FLAG_FOLLOWS ? "arena" : "authority");
     print_states(out, "blocks", audit->blocks_unused, audit->blocks_by_state);
     print_states(out, "slots", audit->slots_unused, audit->slots_by_state);
     fprintf(out, "headers broken: %" PRIu64 "\nheaders of a later epoch: %" PRIu64 "\n",

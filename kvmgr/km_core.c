@@ -249,6 +249,7 @@ static void attach_refuse(struct km_core *core, struct km_actions *actions,
     r->block_tokens = core->options.block_tokens;
     r->kv_dtype = core->options.kv_dtype;
     r->index_dtype = core->options.index_dtype;
+    r->snapshot_dtype = core->options.snapshot_dtype;
     core_trace(core, actions, "attach refused", 0, 0, core->text);
 }
 
@@ -311,6 +312,7 @@ static void attach_accept(struct km_core *core, struct km_actions *actions,
         .slot_count = core->arena.slot_count,
         .kv_dtype = core->options.kv_dtype,
         .index_dtype = core->options.index_dtype,
+        .snapshot_dtype = core->options.snapshot_dtype,
         .live_slots = core->live_slots,
         .snapshot_every = core->options.snapshot_every,
         .granted_count = granted,
@@ -421,8 +423,9 @@ static void core_attach(struct km_core *core, struct km_actions *actions,
 static enum err core_pool_create(struct km_core *core, const struct km_arena_result *result)
 {
     const struct km_core_options *o = &core->options;
-    CHECK(result->slot_count >= core->geometry.slot_count);
-    core->live_slots = core->geometry.slot_count;
+    CHECK(result->live_count >= core->geometry.slot_count);
+    CHECK(result->slot_count >= result->live_count);
+    core->live_slots = result->live_count;
     struct km_pool_options options = {
         .block_count = result->block_count,
         .slot_count = core->live_slots,

@@ -34,6 +34,7 @@ struct km_core_options {
     struct block_hash_key key; /* for session ids and salts */
     uint32_t block_tokens;
     uint32_t kv_dtype, index_dtype; /* enum kv_dtype, echoed to workers */
+    uint32_t snapshot_dtype;        /* the same */
     uint32_t slots_spare;           /* live slots beyond the worker's seqs_max */
     uint64_t silence_us_max;        /* 0 = 5 s */
     uint64_t unnamed_us_max;        /* 0 = 2 s: age at which a lease that no ping names is freed */

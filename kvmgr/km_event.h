@@ -57,7 +57,8 @@ struct km_arena_result { /* answer to KM_ACTION_ARENA_OPEN */
     const char *path;
     uint64_t arena_bytes;
     struct hash128 layout_fp;
-    uint32_t block_count, slot_count;
+    uint32_t block_count;
+    uint32_t live_count, slot_count; /* slots below live_count are live, the others snapshots */
     uint64_t object_bytes[2]; /* of a file of the tier, by enum km_object_kind, uncompressed */
     /* What survived in it, blocks by rising position; the core frees what does not fit. */
     uint32_t found_count, found_snapshot_count;

@@ -30,15 +30,13 @@ static enum err item_read(const struct km_proofs *p, const struct km_proof *item
 {
     const struct kv_layout *l = &p->layout;
     bool slot = item->kind == KM_OBJECT_SNAPSHOT;
-    uint64_t bytes = slot ? l->slot_bytes : l->block_bytes;
-    uint64_t at = (slot ? l->slots_at : l->blocks_at) + item->index * bytes;
+    struct kv_place place = slot ? kv_slot_place(l, item->index) : kv_block_place(l, item->index);
     uint32_t sealed, sum;
-    CHECK(item->index < (slot ? l->slot_count : l->block_count));
     if (km_arena_file_sealed(p->options.arena_fd, l, slot, item->index, &sealed) != ERR_OK)
         return ERR_CORRUPT;
     if (sealed == 0)
         return ERR_OK;
-    if (km_arena_file_sum(p->options.arena_fd, at, bytes, &sum) != ERR_OK)
+    if (km_arena_file_sum(p->options.arena_fd, place.at, place.bytes, &sum) != ERR_OK)
         return ERR_CORRUPT;
     return sum == sealed ? ERR_OK : ERR_CORRUPT;
 }

@@ -76,6 +76,7 @@ static enum err layout_of(const struct msg_kv_attach *want, struct kv_layout *re
         .block_tokens = want->block_tokens,
         .kv_dtype = want->kv_dtype,
         .index_dtype = want->index_dtype,
+        .snapshot_dtype = want->snapshot_dtype,
         .rank = want->rank,
         .ranks = want->ranks,
         .interleave = want->interleave,
@@ -85,7 +86,8 @@ static enum err layout_of(const struct msg_kv_attach *want, struct kv_layout *re
         return err_set(detail, ERR_UNSUPPORTED,
                        "this kvmgr has the role arena: it leases nothing; rank 0 needs one of role "
                        "authority");
-    return kv_layout_of(&g, want->block_count, want->slot_count, ret_layout, detail);
+    struct kv_slots slots = {want->live_slots, want->slot_count};
+    return kv_layout_of(&g, want->block_count, slots, ret_layout, detail);
 }
 
 /* Pages are taken when they are first used: what does not fit would end the worker then. */
@@ -145,6 +147,7 @@ static enum err arena_open(struct km_rows *r, const struct msg_kv_attach *want,
         .arena_bytes = layout->arena_bytes,
         .geometry = layout->geometry,
         .model_fp = want->model_fp,
+        .live_count = layout->live_count,
         .slot_count = layout->slot_count,
         .epoch = choice.epoch,
         .worker = want->incarnation,
@@ -185,6 +188,7 @@ static bool has_it(const struct km_rows *r, const struct msg_kv_attach *want,
         return false;
     const struct kv_layout *have = km_arena_layout(r->arena);
     return have->block_count == layout->block_count && have->slot_count == layout->slot_count &&
+           have->live_count == layout->live_count &&
            memcmp(&have->layout_fp, &layout->layout_fp, sizeof(have->layout_fp)) == 0;
 }
 
@@ -223,7 +227,8 @@ void km_rows_attach(struct km_rows *r, const struct msg_kv_attach *want,
         .slot_count = s.slot_count,
         .kv_dtype = s.kv_dtype,
         .index_dtype = s.index_dtype,
-        .live_slots = s.slot_count,
+        .snapshot_dtype = s.snapshot_dtype,
+        .live_slots = s.live_count,
     };
 }
 

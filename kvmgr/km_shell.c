@@ -79,7 +79,8 @@ static enum kv_dtype dtype_of(const char *name, const char *otherwise)
 /* Snapshot slots: as many as asked for, or what their share of the arena holds. */
 static uint32_t snapshots_wanted(const struct km_shell *s, const struct km_arena_wanted *want)
 {
-    uint64_t slot_bytes = want->state_bytes / KV_PAGE_BYTES * KV_PAGE_BYTES + KV_PAGE_BYTES;
+    uint64_t slot_bytes =
+        kv_snapshot_slot_bytes(dtype_of(s->params->snapshot_dtype, ""), want->state_bytes);
     uint64_t room = s->params->arena_bytes / 100 * s->params->snapshot_percent / slot_bytes;
     if (s->params->snapshots_max < room)
         room = s->params->snapshots_max;
@@ -100,12 +101,14 @@ static struct km_arena_options arena_options(const struct km_shell *s,
                      .block_tokens = s->params->block_tokens,
                      .kv_dtype = dtype_of(s->params->kv_dtype, ""),
                      .index_dtype = dtype_of(s->params->index_dtype, s->params->kv_dtype),
+                     .snapshot_dtype = dtype_of(s->params->snapshot_dtype, ""),
                      .rank = want->rank,
                      .ranks = want->ranks,
                      .interleave = want->interleave > 0 ? want->interleave
                                                         : s->params->block_tokens / want->ranks,
                      .state_bytes = want->state_bytes},
         .model_fp = want->model_fp,
+        .live_count = want->slot_count,
         .slot_count = want->slot_count + snapshots,
         .slot_count_min = want->slot_count + (snapshots > 0 ? 1 : 0),
         .epoch = s->epoch,
@@ -169,8 +172,9 @@ static struct km_arena_result arena_open(struct km_shell *s, const struct km_are
         .arena_bytes = l->arena_bytes,
         .layout_fp = l->layout_fp,
         .block_count = l->block_count,
+        .live_count = l->live_count,
         .slot_count = l->slot_count,
-        .object_bytes = {l->block_bytes + KM_STORE_PAGE, l->slot_bytes + KM_STORE_PAGE},
+        .object_bytes = {l->block_bytes + KM_STORE_PAGE, l->snapshot_bytes + KM_STORE_PAGE},
     };
 }
 
@@ -403,6 +407,7 @@ static enum err serve(struct km_shell *s, uint32_t redis_epoch, struct err_detai
         .block_tokens = s->params->block_tokens,
         .kv_dtype = dtype_of(s->params->kv_dtype, ""),
         .index_dtype = dtype_of(s->params->index_dtype, s->params->kv_dtype),
+        .snapshot_dtype = dtype_of(s->params->snapshot_dtype, ""),
         .slots_spare = s->params->slots_spare,
         .snapshot_every = (s->params->snapshot_every + s->params->block_tokens - 1) /
                           s->params->block_tokens * s->params->block_tokens,

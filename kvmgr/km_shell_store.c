@@ -144,10 +144,10 @@ void km_shell_store_open(struct km_shell *s)
         return;
     }
     const struct kv_layout *l = options.layout;
-    if (l->block_bytes + l->slot_bytes + 2 * KM_STORE_PAGE > s->params->kv_store_bytes)
+    if (l->block_bytes + l->snapshot_bytes + 2 * KM_STORE_PAGE > s->params->kv_store_bytes)
         log_warn(KVMGR, "tier too small",
                  "reason=\"kv_store_bytes: a block and a snapshot take %" PRIu64 "\"",
-                 l->block_bytes + l->slot_bytes + 2 * KM_STORE_PAGE);
+                 l->block_bytes + l->snapshot_bytes + 2 * KM_STORE_PAGE);
     s->store_text[0] = '\0';
     s->store_others = 0;
     log_info(KVMGR, "tier on", "dir=%s", s->params->kv_store_dir);

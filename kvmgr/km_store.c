@@ -93,17 +93,15 @@ static bool is_hex(const char *name, size_t chars)
 
 static uint64_t data_bytes(const struct km_store *s, uint32_t kind)
 {
-    return kind == KM_OBJECT_BLOCK ? s->layout.block_bytes : s->layout.slot_bytes;
+    return kind == KM_OBJECT_BLOCK ? s->layout.block_bytes : s->layout.snapshot_bytes;
 }
 
 static uint64_t data_at(const struct km_store *s, const struct km_store_item *it)
 {
-    if (it->kind == KM_OBJECT_BLOCK) {
-        CHECK(it->index < s->layout.block_count);
-        return s->layout.blocks_at + (uint64_t)it->index * s->layout.block_bytes;
-    }
-    CHECK(it->index < s->layout.slot_count);
-    return s->layout.slots_at + (uint64_t)it->index * s->layout.slot_bytes;
+    if (it->kind == KM_OBJECT_BLOCK)
+        return kv_block_place(&s->layout, it->index).at;
+    CHECK(it->index >= s->layout.live_count);
+    return kv_slot_place(&s->layout, it->index).at;
 }
 
 static enum err copy_pieces(struct km_store *s, int fd, uint64_t at, uint8_t *bytes, uint64_t count,
@@ -520,8 +518,8 @@ static enum err folder_open(struct km_store *s, struct err_detail *detail)
 
 static enum err memory_take(struct km_store *s, struct err_detail *detail)
 {
-    s->raw_bytes =
-        s->layout.block_bytes > s->layout.slot_bytes ? s->layout.block_bytes : s->layout.slot_bytes;
+    uint64_t block = s->layout.block_bytes, snapshot = s->layout.snapshot_bytes;
+    s->raw_bytes = block > snapshot ? block : snapshot;
     s->packed_bytes = padded(ZSTD_compressBound(s->raw_bytes)) + 2 * KM_STORE_PAGE;
     if (posix_memalign((void **)&s->raw, KM_STORE_PAGE, padded(s->raw_bytes)) != 0)
         s->raw = NULL;

@@ -41,6 +41,8 @@ static enum err params_check(const void *params, struct err_detail *ret_faults)
     str_init(&faults, ERR_DETAIL_BYTES);
     dtype_check(&faults, "kv_dtype", p->kv_dtype, false);
     dtype_check(&faults, "index_dtype", p->index_dtype, true);
+    if (strcmp(p->snapshot_dtype, "f32") != 0 && strcmp(p->snapshot_dtype, "bf16") != 0)
+        str_add_format(&faults, "snapshot_dtype: %.16s: f32 or bf16\n", p->snapshot_dtype);
     if (strcmp(p->role, "authority") != 0 && strcmp(p->role, "arena") != 0)
         str_add_format(&faults, "role: %s: authority or arena\n", p->role);
     if (p->block_tokens % 4 != 0)

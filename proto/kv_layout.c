@@ -16,7 +16,7 @@
 #define BLOCK_BYTES_MAX  (1ull << 34)
 #define SLOTS_MAX        (1u << 24)
 
-STATIC_CHECK(sizeof(struct kv_superblock) == 128);
+STATIC_CHECK(sizeof(struct kv_superblock) == 136);
 STATIC_CHECK(sizeof(struct kv_superblock) <= KV_SUPERBLOCK_BYTES);
 STATIC_CHECK(offsetof(struct kv_superblock, version) == 4);
 STATIC_CHECK(offsetof(struct kv_superblock, layout_fp) == 8);
@@ -38,8 +38,10 @@ STATIC_CHECK(offsetof(struct kv_superblock, rank) == 100);
 STATIC_CHECK(offsetof(struct kv_superblock, ranks) == 104);
 STATIC_CHECK(offsetof(struct kv_superblock, interleave) == 108);
 STATIC_CHECK(offsetof(struct kv_superblock, state_bytes) == 112);
-STATIC_CHECK(offsetof(struct kv_superblock, boot) == 120);
-STATIC_CHECK(offsetof(struct kv_superblock, crc) == 124);
+STATIC_CHECK(offsetof(struct kv_superblock, snapshot_dtype) == 120);
+STATIC_CHECK(offsetof(struct kv_superblock, live_count) == 124);
+STATIC_CHECK(offsetof(struct kv_superblock, boot) == 128);
+STATIC_CHECK(offsetof(struct kv_superblock, crc) == 132);
 
 STATIC_CHECK(sizeof(struct kv_block_header) == KV_HEADER_BYTES);
 STATIC_CHECK(offsetof(struct kv_block_header, parent) == 16);
@@ -85,6 +87,22 @@ uint64_t kv_index_row_bytes(uint32_t dtype, uint32_t dim)
     return row_bytes(dtype, dim);
 }
 
+uint64_t kv_snapshot_body_bytes(uint32_t snapshot_dtype, uint64_t state_bytes)
+{
+    CHECK(snapshot_dtype == KV_F32 || snapshot_dtype == KV_BF16);
+    return snapshot_dtype == KV_BF16 ? state_bytes / 2 : state_bytes;
+}
+
+static uint64_t slot_bytes_of(uint64_t body_bytes)
+{
+    return round_up(body_bytes + KV_GUARD_BYTES_MIN, KV_PAGE_BYTES);
+}
+
+uint64_t kv_snapshot_slot_bytes(uint32_t snapshot_dtype, uint64_t state_bytes)
+{
+    return slot_bytes_of(kv_snapshot_body_bytes(snapshot_dtype, state_bytes));
+}
+
 #define IN_RANGE(field, min, max)                                                                  \
     do {                                                                                           \
         if (g->field < (min) || g->field > (max))                                                  \
@@ -102,11 +120,15 @@ static enum err geometry_check(const struct kv_geometry *g, struct err_detail *d
     IN_RANGE(block_tokens, 1, BLOCK_TOKENS_MAX);
     IN_RANGE(kv_dtype, KV_F32, KV_FP8);
     IN_RANGE(index_dtype, KV_F32, KV_FP8);
+    IN_RANGE(snapshot_dtype, KV_F32, KV_BF16);
     IN_RANGE(ranks, 1, RANKS_MAX);
     if (g->rank >= g->ranks)
         return err_set(detail, ERR_INVALID, "rank: %u of %u", g->rank, g->ranks);
     IN_RANGE(interleave, 1, g->block_tokens);
     IN_RANGE(state_bytes, 1, KV_STATE_BYTES_MAX);
+    if (g->snapshot_dtype == KV_BF16 && g->state_bytes % sizeof(float) != 0)
+        return err_set(detail, ERR_INVALID, "state_bytes: %llu, no whole floats for bf16",
+                       (unsigned long long)g->state_bytes);
     if (g->interleave % g->index_kpool != 0)
         return err_set(detail, ERR_INVALID, "interleave: %u, not a multiple of index_kpool %u",
                        g->interleave, g->index_kpool);
@@ -114,6 +136,16 @@ static enum err geometry_check(const struct kv_geometry *g, struct err_detail *d
         return err_set(detail, ERR_INVALID,
                        "block_tokens: %u, not a multiple of ranks %u times interleave %u",
                        g->block_tokens, g->ranks, g->interleave);
+    return ERR_OK;
+}
+
+static enum err slots_check(struct kv_slots slots, struct err_detail *detail)
+{
+    if (slots.count < 1 || slots.count > SLOTS_MAX)
+        return err_set(detail, ERR_INVALID, "slot_count: %u is outside 1..%u", slots.count,
+                       SLOTS_MAX);
+    if (slots.live < 1 || slots.live > slots.count)
+        return err_set(detail, ERR_INVALID, "live_count: %u of %u slots", slots.live, slots.count);
     return ERR_OK;
 }
 
@@ -134,6 +166,7 @@ static struct hash128 fingerprint(const struct kv_geometry *g)
                         g->block_tokens,
                         g->kv_dtype,
                         g->index_dtype,
+                        g->snapshot_dtype,
                         g->rank,
                         g->ranks,
                         g->interleave,
@@ -152,11 +185,11 @@ static enum err sizes_fill(const struct kv_geometry *g, struct kv_layout *l,
     l->index_offset = round_up(latent, ROW_ALIGN);
     l->layer_stride = round_up(l->index_offset + index, ROW_ALIGN);
     l->block_guard_at = l->layer_stride * g->dsa_layers;
-    l->slot_guard_at = g->state_bytes;
     l->block_bytes = round_up(l->block_guard_at + KV_GUARD_BYTES_MIN, KV_PAGE_BYTES);
-    l->slot_bytes = round_up(l->slot_guard_at + KV_GUARD_BYTES_MIN, KV_PAGE_BYTES);
+    l->live_bytes = slot_bytes_of(g->state_bytes);
+    l->snapshot_bytes = kv_snapshot_slot_bytes(g->snapshot_dtype, g->state_bytes);
     l->layout_fp = fingerprint(g);
-    CHECK(l->block_bytes != 0 && l->slot_bytes != 0);
+    CHECK(l->block_bytes != 0 && l->live_bytes != 0 && l->snapshot_bytes != 0);
     /* Keeps every product of a size and a count inside 64 bits. */
     if (l->block_bytes > BLOCK_BYTES_MAX)
         return err_set(detail, ERR_INVALID, "block: %llu bytes, at most %llu",
@@ -164,21 +197,23 @@ static enum err sizes_fill(const struct kv_geometry *g, struct kv_layout *l,
     return ERR_OK;
 }
 
-static void offsets_fill(struct kv_layout *l, uint32_t block_count, uint32_t slot_count)
+static void offsets_fill(struct kv_layout *l, uint32_t block_count, struct kv_slots slots)
 {
     l->block_count = block_count;
-    l->slot_count = slot_count;
+    l->live_count = slots.live;
+    l->slot_count = slots.count;
     l->block_headers_at = KV_SUPERBLOCK_BYTES;
     l->slot_headers_at =
         l->block_headers_at + round_up((uint64_t)block_count * KV_HEADER_BYTES, KV_PAGE_BYTES);
     l->blocks_at =
-        l->slot_headers_at + round_up((uint64_t)slot_count * KV_HEADER_BYTES, KV_PAGE_BYTES);
+        l->slot_headers_at + round_up((uint64_t)slots.count * KV_HEADER_BYTES, KV_PAGE_BYTES);
     l->slots_at = l->blocks_at + block_count * l->block_bytes;
-    l->arena_bytes = l->slots_at + slot_count * l->slot_bytes;
+    l->arena_bytes =
+        l->slots_at + slots.live * l->live_bytes + (slots.count - slots.live) * l->snapshot_bytes;
     CHECK(l->arena_bytes >= l->slots_at && l->slots_at >= l->blocks_at);
 }
 
-enum err kv_layout_plan(const struct kv_geometry *g, uint64_t arena_bytes, uint32_t slot_count,
+enum err kv_layout_plan(const struct kv_geometry *g, uint64_t arena_bytes, struct kv_slots slots,
                         struct kv_layout *ret_layout, struct err_detail *detail)
 {
     struct kv_layout l;
@@ -188,24 +223,22 @@ enum err kv_layout_plan(const struct kv_geometry *g, uint64_t arena_bytes, uint3
     if (arena_bytes > ARENA_BYTES_MAX)
         return err_set(detail, ERR_INVALID, "arena_bytes: %llu is above %llu",
                        (unsigned long long)arena_bytes, ARENA_BYTES_MAX);
-    if (slot_count < 1 || slot_count > SLOTS_MAX)
-        return err_set(detail, ERR_INVALID, "slot_count: %u is outside 1..%u", slot_count,
-                       SLOTS_MAX);
+    TRY(slots_check(slots, detail));
     TRY(sizes_fill(g, &l, detail));
     /* Size grows with the count: the largest that fits is found by halving. */
     uint32_t fits = 0, above = KV_BLOCKS_MAX + 2;
     while (above - fits > 1) {
         uint32_t middle = fits + (above - fits) / 2;
-        offsets_fill(&l, middle, slot_count);
+        offsets_fill(&l, middle, slots);
         if (l.arena_bytes <= arena_bytes)
             fits = middle;
         else
             above = middle;
     }
     if (fits == 0) {
-        offsets_fill(&l, 1, slot_count);
+        offsets_fill(&l, 1, slots);
         return err_set(detail, ERR_NOMEM, "arena_bytes: %llu, one block and %u slots need %llu",
-                       (unsigned long long)arena_bytes, slot_count,
+                       (unsigned long long)arena_bytes, slots.count,
                        (unsigned long long)l.arena_bytes);
     }
     if (fits > KV_BLOCKS_MAX)
@@ -214,13 +247,13 @@ enum err kv_layout_plan(const struct kv_geometry *g, uint64_t arena_bytes, uint3
             "arena_bytes: %llu hold more than %u blocks of %u tokens: lower it, or raise "
             "block_tokens",
             (unsigned long long)arena_bytes, KV_BLOCKS_MAX, g->block_tokens);
-    offsets_fill(&l, fits, slot_count);
+    offsets_fill(&l, fits, slots);
     CHECK(l.arena_bytes <= arena_bytes);
     *ret_layout = l;
     return ERR_OK;
 }
 
-enum err kv_layout_of(const struct kv_geometry *g, uint32_t block_count, uint32_t slot_count,
+enum err kv_layout_of(const struct kv_geometry *g, uint32_t block_count, struct kv_slots slots,
                       struct kv_layout *ret_layout, struct err_detail *detail)
 {
     struct kv_layout l;
@@ -228,14 +261,42 @@ enum err kv_layout_of(const struct kv_geometry *g, uint32_t block_count, uint32_
     CHECK(g != NULL && ret_layout != NULL);
     TRY(geometry_check(g, detail));
     TRY(sizes_fill(g, &l, detail));
-    if (block_count < 1 || block_count > KV_BLOCKS_MAX || slot_count < 1 || slot_count > SLOTS_MAX)
-        return err_set(detail, ERR_INVALID, "counts: %u blocks, %u slots", block_count, slot_count);
-    offsets_fill(&l, block_count, slot_count);
+    TRY(slots_check(slots, detail));
+    if (block_count < 1 || block_count > KV_BLOCKS_MAX)
+        return err_set(detail, ERR_INVALID, "block_count: %u is outside 1..%u", block_count,
+                       KV_BLOCKS_MAX);
+    offsets_fill(&l, block_count, slots);
     if (l.arena_bytes > ARENA_BYTES_MAX)
         return err_set(detail, ERR_INVALID, "%u blocks and %u slots need %llu bytes, above %llu",
-                       block_count, slot_count, (unsigned long long)l.arena_bytes, ARENA_BYTES_MAX);
+                       block_count, slots.count, (unsigned long long)l.arena_bytes,
+                       ARENA_BYTES_MAX);
     *ret_layout = l;
     return ERR_OK;
+}
+
+struct kv_place kv_block_place(const struct kv_layout *l, uint32_t block)
+{
+    CHECK(block < l->block_count);
+    uint64_t at = l->blocks_at + block * l->block_bytes;
+    return (struct kv_place){.at = at,
+                             .bytes = l->block_bytes,
+                             .guard_at = at + l->block_guard_at,
+                             .guard_bytes = l->block_bytes - l->block_guard_at};
+}
+
+struct kv_place kv_slot_place(const struct kv_layout *l, uint32_t slot)
+{
+    CHECK(slot < l->slot_count && l->live_count <= l->slot_count);
+    bool live = slot < l->live_count;
+    uint64_t bytes = live ? l->live_bytes : l->snapshot_bytes;
+    uint64_t body = l->geometry.state_bytes;
+    uint64_t at = l->slots_at + slot * l->live_bytes;
+    if (!live) {
+        body = kv_snapshot_body_bytes(l->geometry.snapshot_dtype, body);
+        at = l->slots_at + l->live_count * l->live_bytes + (slot - l->live_count) * bytes;
+    }
+    return (struct kv_place){
+        .at = at, .bytes = bytes, .guard_at = at + body, .guard_bytes = bytes - body};
 }
 
 void kv_guard_fill(uint8_t *ret_guard, uint64_t count)
@@ -306,12 +367,14 @@ enum err kv_superblock_check(const struct kv_superblock *s, uint64_t file_bytes,
         .block_tokens = s->block_tokens,
         .kv_dtype = s->kv_dtype,
         .index_dtype = s->index_dtype,
+        .snapshot_dtype = s->snapshot_dtype,
         .rank = s->rank,
         .ranks = s->ranks,
         .interleave = s->interleave,
         .state_bytes = s->state_bytes,
     };
-    if (kv_layout_of(&g, s->block_count, s->slot_count, &l, detail) != ERR_OK)
+    struct kv_slots slots = {s->live_count, s->slot_count};
+    if (kv_layout_of(&g, s->block_count, slots, &l, detail) != ERR_OK)
         return ERR_CORRUPT;
     if (l.arena_bytes > s->arena_bytes || s->arena_bytes > file_bytes)
         return err_set(detail, ERR_CORRUPT,

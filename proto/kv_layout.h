@@ -3,8 +3,9 @@
  *
  * File: superblock (4096 bytes), block headers (64 bytes each, table padded to 4096), state slot
  * headers (64 bytes each, padded to 4096), block data (each block padded to 4096), slot data (each
- * padded to 4096).  What pads a block or slot is its guard: at least 64 bytes of a fixed pattern
- * from its first use on, which nobody may touch.  Little-endian, fixed offsets, STATIC_CHECKed.
+ * padded to 4096): first the live slots in f32, then those for snapshots, which may be in bf16.
+ * What pads a block or slot is its guard: at least 64 bytes of a fixed pattern from its first use
+ * on, which nobody may touch.  Little-endian, fixed offsets, STATIC_CHECKed.
  * kvmgr writes superblock, headers, guards; the worker writes block and slot data only, with
  * KV_FLAG_FOLLOWS the headers too. */
 #ifndef PROTO_KV_LAYOUT_H
@@ -17,7 +18,7 @@
 #include "lib/base/hash.h"
 
 #define KV_MAGIC            0x414b4454u /* "TDKA" */
-#define KV_LAYOUT_VERSION   2u
+#define KV_LAYOUT_VERSION   3u
 #define KV_SUPERBLOCK_BYTES 4096u
 #define KV_HEADER_BYTES     64u
 #define KV_PAGE_BYTES       4096u
@@ -37,16 +38,20 @@ struct kv_geometry { /* what decides the layout */
     uint32_t dsa_layers, latent_dim, index_dim, index_kpool;
     uint32_t block_tokens;
     uint32_t kv_dtype, index_dtype;
+    uint32_t snapshot_dtype;          /* KV_F32 or KV_BF16 */
     uint32_t rank, ranks, interleave; /* 0, 1, block_tokens without context sharding */
-    uint64_t state_bytes;
+    uint32_t zero;                    /* in place of padding: the bytes are told */
+    uint64_t state_bytes;             /* of a live slot's body, floats */
 };
 
 struct kv_layout {
     struct kv_geometry geometry;
-    uint64_t layer_stride, index_offset;    /* inside a block, see lib/model/model.h */
-    uint64_t block_bytes, slot_bytes;       /* padded */
-    uint64_t block_guard_at, slot_guard_at; /* the guard, to the block's or slot's end */
-    uint32_t block_count, slot_count;
+    uint64_t layer_stride, index_offset; /* inside a block, see lib/model/model.h */
+    uint64_t block_bytes;                /* padded, as all three */
+    uint64_t live_bytes, snapshot_bytes; /* of a slot below live_count; of the others */
+    uint64_t block_guard_at;             /* inside a block, to its end */
+    uint32_t block_count;
+    uint32_t live_count, slot_count; /* slots below live_count are live, the others snapshots */
     uint64_t block_headers_at, slot_headers_at, blocks_at, slots_at, arena_bytes; /* offsets */
     struct hash128 layout_fp;
 };
@@ -55,16 +60,33 @@ struct kv_layout {
 uint64_t kv_latent_row_bytes(uint32_t dtype, uint32_t dim);
 uint64_t kv_index_row_bytes(uint32_t dtype, uint32_t dim);
 
-/* As many blocks as fit in arena_bytes beside slot_count slots.  ERR_INVALID for an impossible
- * geometry or more than KV_BLOCKS_MAX blocks, ERR_NOMEM when not even one block fits. */
+/* Bytes that a snapshot's body takes, and with its guard and padding. */
+uint64_t kv_snapshot_body_bytes(uint32_t snapshot_dtype, uint64_t state_bytes);
+uint64_t kv_snapshot_slot_bytes(uint32_t snapshot_dtype, uint64_t state_bytes);
+
+struct kv_slots {
+    uint32_t live;  /* at least 1 */
+    uint32_t count; /* with those for snapshots */
+};
+
+/* As many blocks as fit in arena_bytes beside the slots.  ERR_INVALID for an impossible geometry
+ * or more than KV_BLOCKS_MAX blocks, ERR_NOMEM when not even one block fits. */
 MUST_USE enum err kv_layout_plan(const struct kv_geometry *g, uint64_t arena_bytes,
-                                 uint32_t slot_count, struct kv_layout *ret_layout,
+                                 struct kv_slots slots, struct kv_layout *ret_layout,
                                  struct err_detail *detail);
 
 /* The layout of so many blocks and slots, whatever file holds them. */
 MUST_USE enum err kv_layout_of(const struct kv_geometry *g, uint32_t block_count,
-                               uint32_t slot_count, struct kv_layout *ret_layout,
+                               struct kv_slots slots, struct kv_layout *ret_layout,
                                struct err_detail *detail);
+
+struct kv_place { /* in the file; the guard lies in the place's last bytes */
+    uint64_t at, bytes;
+    uint64_t guard_at, guard_bytes;
+};
+/* Indices are CHECKed. */
+struct kv_place kv_block_place(const struct kv_layout *l, uint32_t block);
+struct kv_place kv_slot_place(const struct kv_layout *l, uint32_t slot);
 
 struct kv_superblock { /* at offset 0; rest of the 4096 bytes is zero */
     uint32_t magic, version;
@@ -76,6 +98,8 @@ struct kv_superblock { /* at offset 0; rest of the 4096 bytes is zero */
     uint32_t dsa_layers, latent_dim, index_dim, index_kpool;
     uint32_t block_tokens, kv_dtype, index_dtype, rank, ranks, interleave;
     uint64_t state_bytes;
+    uint32_t snapshot_dtype;
+    uint32_t live_count;
     uint32_t boot; /* crc32c of the host's boot id; 0 = unknown */
     uint32_t crc;  /* crc32c of all bytes before it */
 };

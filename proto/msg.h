@@ -259,7 +259,8 @@ struct msg_kv_attach { /* also repeated after a kvmgr restart */
     uint32_t rows_ranks; /* workers of the group: above 1 there are rows outside this arena */
     /* Of a rank above 0, to the kvmgr of its own node: what the authority's arena has.  0: lease
      * blocks, as rank 0 does. */
-    uint32_t block_count, slot_count, block_tokens, kv_dtype, index_dtype;
+    uint32_t block_count, slot_count, live_slots, block_tokens;
+    uint32_t kv_dtype, index_dtype, snapshot_dtype;
 };
 struct msg_kv_attach_reply {
     uint32_t code;
@@ -271,6 +272,7 @@ struct msg_kv_attach_reply {
     struct hash128 layout_fp; /* the worker computes kv_layout itself and compares */
     uint32_t block_tokens, block_count, slot_count;
     uint32_t kv_dtype, index_dtype; /* enum kv_dtype of proto/kv_layout.h */
+    uint32_t snapshot_dtype;        /* the same, f32 or bf16 */
     uint32_t live_slots;            /* slots below are live ones, the others hold snapshots */
     uint32_t snapshot_every;        /* tokens between snapshots of a long prefill; 0 = none */
     uint32_t granted_count;         /* see msg_kv_snapshot_reply */

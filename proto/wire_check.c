@@ -238,6 +238,8 @@ static enum err attach_check(const struct msg *m, struct err_detail *detail)
         AT_MOST("block_count", a->block_count, KV_BLOCKS_MAX);
         AT_MOST("kv_dtype", a->kv_dtype, KV_FP8);
         AT_MOST("index_dtype", a->index_dtype, KV_FP8);
+        AT_MOST("snapshot_dtype", a->snapshot_dtype, KV_BF16);
+        AT_MOST("live_slots", a->live_slots, a->slot_count);
         return ERR_OK;
     }
     const struct msg_kv_attach_reply *r = &m->u.kv_attach_reply;
@@ -246,6 +248,7 @@ static enum err attach_check(const struct msg *m, struct err_detail *detail)
     LONG_TEXT(r, arena_path);
     AT_MOST("kv_dtype", r->kv_dtype, KV_FP8);
     AT_MOST("index_dtype", r->index_dtype, KV_FP8);
+    AT_MOST("snapshot_dtype", r->snapshot_dtype, KV_BF16);
     AT_MOST("live_slots", r->live_slots, r->slot_count);
     AT_MOST("granted_count", r->granted_count, MSG_GRANTS_MAX);
     return ERR_OK;

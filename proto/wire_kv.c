@@ -7,12 +7,13 @@
 #define M struct msg_kv_attach
 #define P Tandem__V1__KvAttach
 static const struct wire_field attach_rows[] = {
-    WIRE_ROW_U32(worker_id),    WIRE_ROW_U64(incarnation), WIRE_ROW_U32(dsa_layers),
-    WIRE_ROW_U32(latent_dim),   WIRE_ROW_U32(index_dim),   WIRE_ROW_U32(index_kpool),
-    WIRE_ROW_U64(state_bytes),  WIRE_ROW_U32(seqs_max),    WIRE_ROW_U32(rank),
-    WIRE_ROW_U32(ranks),        WIRE_ROW_HASH(model_fp),   WIRE_ROW_U32(interleave),
-    WIRE_ROW_U32(rows_ranks),   WIRE_ROW_U32(block_count), WIRE_ROW_U32(slot_count),
-    WIRE_ROW_U32(block_tokens), WIRE_ROW_U32(kv_dtype),    WIRE_ROW_U32(index_dtype),
+    WIRE_ROW_U32(worker_id),    WIRE_ROW_U64(incarnation),    WIRE_ROW_U32(dsa_layers),
+    WIRE_ROW_U32(latent_dim),   WIRE_ROW_U32(index_dim),      WIRE_ROW_U32(index_kpool),
+    WIRE_ROW_U64(state_bytes),  WIRE_ROW_U32(seqs_max),       WIRE_ROW_U32(rank),
+    WIRE_ROW_U32(ranks),        WIRE_ROW_HASH(model_fp),      WIRE_ROW_U32(interleave),
+    WIRE_ROW_U32(rows_ranks),   WIRE_ROW_U32(block_count),    WIRE_ROW_U32(slot_count),
+    WIRE_ROW_U32(block_tokens), WIRE_ROW_U32(kv_dtype),       WIRE_ROW_U32(index_dtype),
+    WIRE_ROW_U32(live_slots),   WIRE_ROW_U32(snapshot_dtype),
 };
 #undef M
 #undef P
@@ -22,11 +23,22 @@ static const struct wire_struct attach_table =
 #define M struct msg_kv_attach_reply
 #define P Tandem__V1__KvAttachReply
 static const struct wire_field attach_reply_rows[] = {
-    WIRE_ROW_U32(code),        WIRE_ROW_TEXT(text),          WIRE_ROW_TEXT(arena_path),
-    WIRE_ROW_U64(incarnation), WIRE_ROW_U32(epoch),          WIRE_ROW_U64(arena_bytes),
-    WIRE_ROW_HASH(layout_fp),  WIRE_ROW_U32(block_tokens),   WIRE_ROW_U32(block_count),
-    WIRE_ROW_U32(slot_count),  WIRE_ROW_U32(kv_dtype),       WIRE_ROW_U32(index_dtype),
-    WIRE_ROW_U32(live_slots),  WIRE_ROW_U32(snapshot_every), WIRE_ROW_IDS(granted, granted_count),
+    WIRE_ROW_U32(code),
+    WIRE_ROW_TEXT(text),
+    WIRE_ROW_TEXT(arena_path),
+    WIRE_ROW_U64(incarnation),
+    WIRE_ROW_U32(epoch),
+    WIRE_ROW_U64(arena_bytes),
+    WIRE_ROW_HASH(layout_fp),
+    WIRE_ROW_U32(block_tokens),
+    WIRE_ROW_U32(block_count),
+    WIRE_ROW_U32(slot_count),
+    WIRE_ROW_U32(kv_dtype),
+    WIRE_ROW_U32(index_dtype),
+    WIRE_ROW_U32(live_slots),
+    WIRE_ROW_U32(snapshot_every),
+    WIRE_ROW_IDS(granted, granted_count),
+    WIRE_ROW_U32(snapshot_dtype),
 };
 #undef M
 #undef P

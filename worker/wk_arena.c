@@ -29,10 +29,11 @@ static enum err file_agrees(const struct msg_kv_attach_reply *r, const struct kv
         layout->slot_count != r->slot_count || file.slot_count != r->slot_count)
         return err_set(detail, ERR_CORRUPT, "block_count: %u said, %u computed, %u in the file",
                        r->block_count, layout->block_count, file.block_count);
+    if (layout->live_count != r->live_slots || file.live_count != r->live_slots)
+        return err_set(detail, ERR_CORRUPT, "live_slots: %u said, %u computed, %u in the file",
+                       r->live_slots, layout->live_count, file.live_count);
     if (!same(&superblock->model_fp, model_fp))
         return err_set(detail, ERR_CORRUPT, "model_fp: the arena is another model's");
-    if (r->live_slots == 0 || r->live_slots > r->slot_count)
-        return err_set(detail, ERR_CORRUPT, "live_slots: %u of %u", r->live_slots, r->slot_count);
     if (superblock->incarnation != r->incarnation || superblock->epoch != r->epoch)
         return err_set(detail, ERR_EPOCH, "incarnation: the arena is another kvmgr's");
     return ERR_OK;
@@ -92,9 +93,13 @@ struct model_kv wk_arena_model_kv(const struct wk_mapping *m)
         .block_tokens = l->geometry.block_tokens,
         .block_count = l->block_count,
         .slots = m->base + l->slots_at,
-        .slot_stride = l->slot_bytes,
-        .slot_count = l->slot_count,
+        .slot_stride = l->live_bytes,
+        .slot_count = l->live_count,
+        .snapshots = m->base + l->slots_at + l->live_count * l->live_bytes,
+        .snapshot_stride = l->snapshot_bytes,
+        .snapshot_count = l->slot_count - l->live_count,
         .kv_type = (enum kv_row)(l->geometry.kv_dtype - KV_F32),
         .index_type = (enum kv_row)(l->geometry.index_dtype - KV_F32),
+        .snapshot_type = (enum kv_row)(l->geometry.snapshot_dtype - KV_F32),
     };
 }

@@ -179,7 +179,9 @@ static struct wk_ranks_shape shape_of(const struct wk_exec *x)
     s.geometry.kv_dtype = KV_F32 + (uint32_t)x->kv.kv_type;
     s.geometry.index_dtype = KV_F32 + (uint32_t)x->kv.index_type;
     s.block_count = x->kv.block_count;
-    s.slot_count = x->kv.slot_count;
+    s.geometry.snapshot_dtype = KV_F32 + (uint32_t)x->kv.snapshot_type;
+    s.live_count = x->kv.slot_count;
+    s.slot_count = x->kv.slot_count + x->kv.snapshot_count;
     s.epoch = x->epoch;
     s.step_last = x->step_last;
     return s;
@@ -228,7 +230,8 @@ static struct wk_plan_limits heard_limits(const struct wk_exec *x)
 {
     return (struct wk_plan_limits){
         .entries = x->options.entries,
-        .slot_count = x->kv.slot_count,
+        .live_slots = x->kv.slot_count,
+        .slot_count = x->kv.slot_count + x->kv.snapshot_count,
         .block_count = x->kv.block_count,
         .table_max = x->loaded.context_max / x->kv.block_tokens + 2,
         .context_max = x->loaded.context_max,

@@ -7,6 +7,7 @@
 #include "lib/base/clock.h"
 #include "lib/model/sampler.h"
 #include "worker/wk_fabric.h"
+#include "worker/wk_state.h"
 #include "worker/wk_taps.h"
 
 STATIC_CHECK(WK_STEP_ROWS_MAX == MODEL_DRAFT_ROWS_MAX);
@@ -97,13 +98,6 @@ static struct model_seq model_seq_of(struct wk_exec *x, const struct wk_plan_seq
     };
 }
 
-static void state_copy(struct wk_exec *x, uint32_t to, uint32_t from)
-{
-    CHECK(to < x->kv.slot_count && from < x->kv.slot_count && to != from);
-    memcpy(x->kv.slots + to * x->kv.slot_stride, x->kv.slots + from * x->kv.slot_stride,
-           x->loaded.info->state_bytes);
-}
-
 /* A rank above 0: what the plan's rows go into is no longer what it was committed as. */
 static void rows_mark(struct wk_exec *x, const struct wk_plan_seq *s)
 {
@@ -131,7 +125,7 @@ static void prefill_begin(struct wk_exec *x, const struct wk_plan *p)
         x->batch_snapshots[i] = s->snapshot ? s->snapshot_slot : WK_NONE;
         rows_mark(x, s);
         if (s->restore)
-            state_copy(x, s->state_slot, s->restore_slot);
+            wk_state_restore(&x->kv, s->state_slot, s->restore_slot, x->loaded.info->state_bytes);
         wk_tables_add(x->tables, s->entry, p->ids + s->ids_at, s->row_count);
     }
     x->batch = (struct model_batch){.seq_count = p->seq_count,
@@ -154,7 +148,8 @@ static enum err prefill_snapshots(struct wk_exec *x)
     for (uint32_t i = 0; i < x->batch.seq_count; i++) {
         if (x->batch_snapshots[i] == WK_NONE)
             continue;
-        state_copy(x, x->batch_snapshots[i], x->batch_seqs[i].state_slot);
+        wk_state_keep(&x->kv, x->batch_snapshots[i], x->batch_seqs[i].state_slot,
+                      x->loaded.info->state_bytes);
         count++;
     }
     return snapshots_agree(x, count);
@@ -214,7 +209,8 @@ static enum err decode_snapshots(struct wk_exec *x, const struct wk_plan *p)
     for (uint32_t i = 0; i < p->seq_count; i++) {
         if (!p->seqs[i].snapshot)
             continue;
-        state_copy(x, p->seqs[i].snapshot_slot, p->seqs[i].state_slot);
+        wk_state_keep(&x->kv, p->seqs[i].snapshot_slot, p->seqs[i].state_slot,
+                      x->loaded.info->state_bytes);
         count++;
     }
     return snapshots_agree(x, count);

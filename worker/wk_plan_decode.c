@@ -103,6 +103,15 @@ static enum err get_setup(struct reader *r, const struct wk_plan_limits *limits,
     return ERR_OK;
 }
 
+static enum err snapshot_check(const char *what, uint32_t slot, const struct wk_plan_limits *limits,
+                               struct err_detail *detail)
+{
+    AT_MOST(what, slot, limits->slot_count - 1u);
+    if (slot < limits->live_slots)
+        return err_set(detail, ERR_INVALID, "plan: %s %u is a live slot", what, slot);
+    return ERR_OK;
+}
+
 /* What comes from the cache and goes to it. */
 static enum err get_cache(struct reader *r, const struct wk_plan *p,
                           const struct wk_plan_limits *limits, struct wk_plan_seq *s,
@@ -113,12 +122,11 @@ static enum err get_cache(struct reader *r, const struct wk_plan *p,
     s->history_at = get_u32(r);
     s->history_count = get_u32(r);
     if (s->restore)
-        AT_MOST("restore_slot", s->restore_slot, limits->slot_count - 1u);
+        TRY(snapshot_check("restore_slot", s->restore_slot, limits, detail));
     if (s->snapshot)
-        AT_MOST("snapshot_slot", s->snapshot_slot, limits->slot_count - 1u);
+        TRY(snapshot_check("snapshot_slot", s->snapshot_slot, limits, detail));
     AT_MOST("history_at", (uint64_t)s->history_at + s->history_count, p->history_total);
-    if ((s->restore && (s->fresh || s->restore_slot == s->state_slot)) ||
-        (s->snapshot && s->snapshot_slot == s->state_slot) ||
+    if ((s->restore && s->fresh) ||
         (s->history_count != 0 && (s->setup == WK_NONE || s->history_count != s->position_start)))
         return err_set(detail, ERR_INVALID, "plan: cache of entry %u does not fit", s->entry);
     return ERR_OK;
@@ -144,7 +152,7 @@ static enum err get_seq(struct reader *r, const struct wk_plan *p,
     s->ids_at = get_u32(r);
     s->final_count = get_u32(r);
     AT_MOST("entry", s->entry, limits->entries - 1u);
-    AT_MOST("state_slot", s->state_slot, limits->slot_count - 1u);
+    AT_MOST("state_slot", s->state_slot, limits->live_slots - 1u);
     if (s->setup != WK_NONE)
         AT_MOST("setup", (uint64_t)s->setup + 1, p->setup_count);
     AT_MOST("row_count of a sequence", s->row_count, p->row_count);
@@ -216,7 +224,7 @@ enum err wk_plan_decode(const uint8_t *bytes, size_t count, const struct wk_plan
 {
     struct wk_plan *p = ret_plan;
     struct reader r = {.bytes = bytes, .count = count};
-    CHECK(p != NULL && limits->entries > 0 && limits->slot_count > 0);
+    CHECK(p != NULL && limits->entries > 0 && limits->live_slots > 0);
     CHECK(limits->block_count > 0 && limits->vocab_size > 0);
     wk_plan_clear(p, 0, 0, WK_PLAN_DECODE);
     AT_MOST("bytes", count, p->encoding_bytes_max);

@@ -16,7 +16,8 @@ struct wk_plan;
 /* What the receiving executor has room for. */
 struct wk_plan_limits {
     uint32_t entries;     /* sequences in its tables */
-    uint32_t slot_count;  /* state slots */
+    uint32_t live_slots;  /* state slots of running sequences */
+    uint32_t slot_count;  /* with those behind them for snapshots */
     uint32_t block_count; /* blocks of the arena */
     uint32_t table_max;   /* blocks in one sequence's table */
     uint32_t context_max, vocab_size, layer_count;

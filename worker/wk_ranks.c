@@ -356,7 +356,8 @@ static enum err shape_layout(const struct wk_ranks_shape *s, const struct kv_geo
     struct err_detail why = {{0}};
     g.rank = own->rank;
     g.state_bytes = own->state_bytes; /* the heads may be split unevenly */
-    enum err e = kv_layout_of(&g, s->block_count, s->slot_count, ret_layout, &why);
+    struct kv_slots slots = {s->live_count, s->slot_count};
+    enum err e = kv_layout_of(&g, s->block_count, slots, ret_layout, &why);
     return e == ERR_OK ? e : err_set(detail, e, "shape of rank 0: %.200s", why.text);
 }
 

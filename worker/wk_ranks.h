@@ -68,7 +68,8 @@ MUST_USE enum err wk_ranks_probe(struct wk_ranks *r, struct err_detail *detail);
 /* What a rank needs to know of rank 0's arena to lay out its own memory alike. */
 struct wk_ranks_shape {
     struct kv_geometry geometry;
-    uint32_t block_count, slot_count;
+    uint32_t block_count;
+    uint32_t live_count, slot_count;
     uint32_t epoch;
     uint64_t step_last;
 };

@@ -143,9 +143,11 @@ enum err wk_rows_open(struct wk_rows *r, const struct kv_layout *layout,
         .model_fp = fingerprint(r, settings),
         .block_count = layout->block_count,
         .slot_count = layout->slot_count,
+        .live_slots = layout->live_count,
         .block_tokens = g->block_tokens,
         .kv_dtype = g->kv_dtype,
         .index_dtype = g->index_dtype,
+        .snapshot_dtype = g->snapshot_dtype,
     };
     atomic_store(&r->asked, q.number);
     while (ring_pop(r->answers, &r->answer)) /* a question asked twice is answered twice */
@@ -253,14 +255,14 @@ static enum err block_seal(struct wk_rows *r, const struct wk_seal *s, struct er
     if (old.state != KV_WRITING)
         return err_set(detail, ERR_INVALID, "seal: block %u has state %u here", s->index,
                        old.state);
+    struct kv_place place = kv_block_place(l, s->index);
     struct kv_block_header h = {
         .state = KV_COMMITTED,
         .hash = s->hash,
         .parent = s->parent,
         .position = s->place,
         .generation = old.generation,
-        .data_crc =
-            kv_data_sum(r->mapping.base + l->blocks_at + s->index * l->block_bytes, l->block_bytes),
+        .data_crc = kv_data_sum(r->mapping.base + place.at, place.bytes),
     };
     block_put(r, s->index, &h);
     return ERR_OK;
@@ -269,22 +271,23 @@ static enum err block_seal(struct wk_rows *r, const struct wk_seal *s, struct er
 static enum err slot_seal(struct wk_rows *r, const struct wk_seal *s, struct err_detail *detail)
 {
     const struct kv_layout *l = &r->mapping.layout;
-    if (s->index >= l->slot_count)
-        return err_set(detail, ERR_INVALID, "seal: slot %u of %u", s->index, l->slot_count);
+    if (s->index < l->live_count || s->index >= l->slot_count)
+        return err_set(detail, ERR_INVALID, "seal: slot %u is outside %u..%u", s->index,
+                       l->live_count, l->slot_count - 1);
     struct kv_slot_header old = slot_get(r, s->index);
     if (old.kind == KV_SLOT_SNAPSHOT && old.state == KV_COMMITTED &&
         memcmp(&old.hash, &s->hash, sizeof s->hash) == 0)
         return ERR_OK;
     if (old.kind != KV_SLOT_SNAPSHOT || old.state != KV_WRITING)
         return err_set(detail, ERR_INVALID, "seal: slot %u has state %u here", s->index, old.state);
+    struct kv_place place = kv_slot_place(l, s->index);
     struct kv_slot_header h = {
         .kind = KV_SLOT_SNAPSHOT,
         .state = KV_COMMITTED,
         .hash = s->hash,
         .token_count = s->place,
         .generation = old.generation,
-        .data_crc =
-            kv_data_sum(r->mapping.base + l->slots_at + s->index * l->slot_bytes, l->slot_bytes),
+        .data_crc = kv_data_sum(r->mapping.base + place.at, place.bytes),
     };
     slot_put(r, s->index, &h);
     return ERR_OK;

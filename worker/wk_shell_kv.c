@@ -62,6 +62,7 @@ static enum err arena_map(const struct wk_shell *s, const struct msg_kv_attach_r
         .block_tokens = r->block_tokens,
         .kv_dtype = r->kv_dtype,
         .index_dtype = r->index_dtype,
+        .snapshot_dtype = r->snapshot_dtype,
         .rank = 0,
         .ranks = s->params->dcp,
         .interleave = s->params->dcp > 1 ? s->params->interleave : r->block_tokens,
@@ -69,7 +70,8 @@ static enum err arena_map(const struct wk_shell *s, const struct msg_kv_attach_r
     };
     struct kv_layout layout;
     struct hash128 fp = wk_shell_rows_fp(s);
-    TRY(kv_layout_plan(&g, r->arena_bytes, r->slot_count, &layout, detail));
+    struct kv_slots slots = {r->live_slots, r->slot_count};
+    TRY(kv_layout_plan(&g, r->arena_bytes, slots, &layout, detail));
     return wk_arena_map(r, &layout, &fp, s->incarnation, ret_mapping, detail);
 }
 
@@ -211,6 +213,11 @@ static void on_attach_reply(struct wk_shell *s, const struct msg_kv_attach_reply
     if (r->code != ERR_OK) {
         log_warn(WORKER, "kvmgr refused the attach", "code=%s reason=\"%s\"",
                  err_name((enum err)r->code), r->text);
+        return;
+    }
+    if (r->snapshot_dtype > KV_F32 && strcmp(s->params->numerics, "exact") == 0) {
+        wk_shell_fail(s, "numerics exact promises the same text from a cached state as without "
+                         "one, kvmgr.snapshot_dtype bf16 does not: make it f32, or numerics fast");
         return;
     }
     if (s->kv.attached && s->kv.incarnation == r->incarnation && s->kv.epoch == r->epoch)

@@ -101,7 +101,7 @@ const struct op_ctx *model_ctx(const struct model *m);
 /* Paged rows and state slots.  Block b begins at blocks + b * block_stride; in it,
  * DSA layer d (0-based among DSA layers) begins at d * layer_stride with block_tokens latent rows
  * [latent_dim] and, at + index_offset, block_tokens / index_kpool pooled rows [index_dim]; rows are
- * stored as lib/base/kv_row.h says, state in f32.
+ * stored as lib/base/kv_row.h says, live state in f32.
  * Position p of a sequence is row p % block_tokens of the sequence's block p / block_tokens.  With
  * an interleave a rank has only its own 1 / ranks of a block's rows, in the same order and without
  * gaps; block_tokens is that of the whole, a multiple of ranks * interleave. */
@@ -115,7 +115,13 @@ struct model_kv {
     uint8_t *slots; /* state slot s has its body at slots + s * slot_stride */
     uint64_t slot_stride;
     uint32_t slot_count;
+    /* Kept states, which no pass of the model touches: slot slot_count + i is at
+     * snapshots + i * snapshot_stride. */
+    uint8_t *snapshots;
+    uint64_t snapshot_stride;
+    uint32_t snapshot_count;
     enum kv_row kv_type, index_type;
+    enum kv_row snapshot_type; /* f32 or bf16 */
 };
 
 /* One sequence's rows in a batch. */

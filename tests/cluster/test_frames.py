@@ -352,7 +352,8 @@ def test_lies_of_a_fake_kvmgr():
                     worker.send(message(
                         "KvAttachReply", epoch=epoch, code=0, arena_path=path, incarnation=3,
                         arena_bytes=1 << 50, layout_fp=bytes(16), block_tokens=256, block_count=HUGE,
-                        slot_count=16, kv_dtype=1, index_dtype=1))
+                        slot_count=16, live_slots=8, kv_dtype=1, index_dtype=1,
+                        snapshot_dtype=1))
             worker.receive()    # it still speaks
         load.wait_more(4, 90)
         assert refused(c, "worker") >= before + 16, (before, refused(c, "worker"))
@@ -362,7 +363,7 @@ def test_lies_of_a_fake_kvmgr():
             fake.wait_peer(b"worker-0").send(message(
                 "KvAttachReply", arena_path=os.path.join(c.dir, "arena.kv"), incarnation=4,
                 arena_bytes=1 << 28, layout_fp=bytes(16), block_tokens=64, block_count=5,
-                slot_count=16, kv_dtype=1, index_dtype=1))
+                slot_count=16, live_slots=8, kv_dtype=1, index_dtype=1, snapshot_dtype=1))
             c.wait_restart("worker", pid)
         load.wait_more(4, 90)
 

@@ -332,13 +332,16 @@ def committed_data(path):
         return (count + 4095) // 4096 * 4096
 
     with open(path, "rb") as f:
-        head = f.read(128)
+        head = f.read(136)
         arena_bytes, blocks, slots = struct.unpack_from("<QII", head, 56)
-        slot_bytes = padded(struct.unpack_from("<Q", head, 112)[0] + 64)
+        state_bytes, snapshot_dtype, live = struct.unpack_from("<QII", head, 112)
+        live_bytes = padded(state_bytes + 64)
+        kept_bytes = padded(state_bytes // snapshot_dtype + 64)    # 1: f32, 2: bf16
         slot_headers_at = 4096 + padded(64 * blocks)
         blocks_at = slot_headers_at + padded(64 * slots)
-        block_bytes = (arena_bytes - blocks_at - slots * slot_bytes) // blocks
-        slots_at = blocks_at + blocks * block_bytes
+        kept = slots - live
+        block_bytes = (arena_bytes - blocks_at - live * live_bytes - kept * kept_bytes) // blocks
+        kept_at = blocks_at + blocks * block_bytes + live * live_bytes
         f.seek(4096)
         for i in range(blocks):
             if struct.unpack_from("<I", f.read(64), 32)[0] == 2:
@@ -346,7 +349,7 @@ def committed_data(path):
         f.seek(slot_headers_at)
         for i in range(slots):
             if struct.unpack_from("<II", f.read(64), 16) == (2, 2):
-                yield slots_at + i * slot_bytes, slot_bytes
+                yield kept_at + (i - live) * kept_bytes, kept_bytes
 
 
 def test_flipped_bits_are_never_served():

@@ -16,6 +16,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const struct wk_plan_limits limits = {.entries = ENTRIES,
+                                             .live_slots = 4,
                                              .slot_count = 6,
                                              .block_count = 16,
                                              .table_max = TABLE_MAX,
@@ -34,7 +35,7 @@ static void cursor_check(struct wk_tables *t, const struct wk_plan *p)
     for (uint32_t i = 0; i < p->seq_count; i++) {
         const struct wk_plan_seq *s = &p->seqs[i];
         const struct wk_entry *e = wk_tables_at(t, s->entry);
-        CHECK(s->row_count > 0 && s->state_slot < limits.slot_count && s->ids_at == rows);
+        CHECK(s->row_count > 0 && s->state_slot < limits.live_slots && s->ids_at == rows);
         CHECK((uint64_t)e->block_count * BT >= (uint64_t)s->position_start + s->row_count);
         for (uint32_t b = 0; b < e->block_count; b++)
             CHECK(e->blocks[b] < limits.block_count);

@@ -82,10 +82,12 @@ static void good_make(void)
                                               .block_tokens = 16,
                                               .kv_dtype = KV_F32,
                                               .index_dtype = KV_F32,
+                                              .snapshot_dtype = KV_BF16,
                                               .ranks = 1,
                                               .interleave = 16,
                                               .state_bytes = 100},
-                                 .slot_count = 2,
+                                 .live_count = 1,
+                                 .slot_count = 3,
                                  .epoch = 1,
                                  .incarnation = 1};
     struct km_arena_report report;

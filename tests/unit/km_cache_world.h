@@ -192,6 +192,7 @@ static inline struct km_arena_result cw_arena(struct cw_world *w)
                                 .path = "/x",
                                 .arena_bytes = 1,
                                 .block_count = w->block_count,
+                                .live_count = w->live_slots,
                                 .slot_count = w->slot_count,
                                 .object_bytes = {8192, 8192},
                                 .found = found,

@@ -22,6 +22,7 @@
 #include "lib/base/rng.h"
 
 #define SLOTS 5u
+#define LIVE  3u
 
 static char folder[64];
 static char path[128];
@@ -38,10 +39,12 @@ static struct km_arena_options options_of(uint32_t epoch)
                      .block_tokens = 64,
                      .kv_dtype = KV_F32,
                      .index_dtype = KV_F32,
+                     .snapshot_dtype = KV_F32,
                      .rank = 0,
                      .ranks = 1,
                      .interleave = 64,
                      .state_bytes = 5000},
+        .live_count = LIVE,
         .slot_count = SLOTS,
         .epoch = epoch,
         .incarnation = 0x1234567890abcdefull + epoch,
@@ -226,12 +229,62 @@ static void fewer_slots_wanted_still_adopts(void **state)
 {
     (void)make_used();
     struct km_arena_options o = options_of(2);
+    o.live_count = LIVE - 2;
     o.slot_count = SLOTS - 2;
     struct km_arena_report report;
     struct km_arena *a = open_good(&o, &report);
     assert_true(report.adopted);
     assert_int_equal(km_arena_layout(a)->slot_count, SLOTS);
+    assert_int_equal(km_arena_layout(a)->live_count, LIVE - 2); /* the border moves ... */
     km_arena_close(&a);
+    assert_int_equal(audit_now().superblock.live_count, LIVE - 2);
+}
+
+static void expect_replaced(const struct km_arena_options *o, const char *why);
+
+/* ... but not where snapshots are smaller than live states. */
+static void the_border_stays_where_sizes_differ(void **state)
+{
+    struct km_arena_options o = options_of(1);
+    struct km_arena_report report;
+    uint32_t slot = SLOTS - 1;
+    struct hash128 hash = {{9}};
+    o.geometry.snapshot_dtype = KV_BF16;
+    struct km_arena *a = open_good(&o, &report);
+    struct kv_layout l = *km_arena_layout(a);
+    assert_int_equal(l.live_bytes, 8192);
+    assert_int_equal(l.snapshot_bytes, 4096);
+    km_arena_slots_writing(a, &slot, 1, true);
+    km_arena_snapshot_commit(a, slot, 64, &hash);
+    km_arena_close(&a);
+
+    o.epoch = 2;
+    o.live_count = LIVE - 1;
+    o.slot_count = SLOTS - 1;
+    a = open_good(&o, &report);
+    assert_true(report.adopted);
+    assert_int_equal(report.snapshots_found, 1);
+    assert_int_equal(km_arena_layout(a)->live_count, LIVE);
+    km_arena_close(&a);
+    flip(l.slots_at + LIVE * l.live_bytes + 4096 + 7, 1); /* what the snapshot's sum is of */
+    struct km_audit audit = audit_now();
+    assert_int_equal(audit.data_broken, 1);
+    assert_int_equal(audit.superblock.snapshot_dtype, KV_BF16);
+
+    o.epoch = 3;
+    o.live_count = 1;
+    o.slot_count = 2;
+    o.slot_count_min = 2; /* two snapshots are left, of one that is asked for */
+    a = open_good(&o, &report);
+    assert_true(report.adopted);
+    km_arena_close(&a);
+    o.epoch = 4;
+    o.slot_count = o.slot_count_min = 4; /* three are asked for */
+    expect_replaced(&o, "5 state slots, 6 are needed");
+    o.epoch = 5;
+    o.live_count = 2;
+    o.slot_count = o.slot_count_min = 4;
+    expect_replaced(&o, "1 live slots, 2 are needed");
 }
 
 static void broken_headers_are_freed_and_counted(void **state)
@@ -324,8 +377,13 @@ static void foreign_files_are_replaced(void **state)
     expect_replaced(&o, "slots");
     o.slot_count = 100;
     expect_replaced(&o, "slots");
+    o.live_count = 1;
     o.slot_count = 2;
     expect_replaced(&o, "only 2 are needed");
+    o.geometry.snapshot_dtype = KV_BF16;
+    expect_replaced(&o, "its snapshots are f32, snapshot_dtype says bf16");
+    o.geometry.snapshot_dtype = KV_F32;
+    expect_replaced(&o, "its snapshots are bf16, snapshot_dtype says f32");
     o.epoch = 1;
     expect_replaced(&o, "epoch 5 is later");
 }
@@ -564,7 +622,7 @@ static void one_bit_of_data_costs_one_block(void **state)
         if (kind == 1)
             at += l.block_bytes - 1;
         else if (kind == 2)
-            at = l.slots_at + (SLOTS - 1) * l.slot_bytes + 5;
+            at = kv_slot_place(&l, SLOTS - 1).at + 5;
         else if (kind == 3)
             at = l.blocks_at + 32 * l.block_bytes; /* nothing is committed there */
         flip(at, 0x04);
@@ -600,7 +658,7 @@ static void an_overrun_is_found_and_named(void **state)
         struct km_audit audit = audit_now();
         assert_true(km_audit_chained(&audit));
         uint64_t end = kind < 4 ? l.blocks_at + index * l.block_bytes + l.block_guard_at
-                                : l.slots_at + index * l.slot_bytes + l.slot_guard_at;
+                                : kv_slot_place(&l, index).guard_at;
         poke(end - 8, junk, sizeof(junk));
         if (kind == 0) /* zeros there are what was never used */
             poke(end + KV_GUARD_BYTES_MIN - 1, "x", 1);
@@ -757,6 +815,7 @@ int main(void)
         CASE(states_generations_and_seals),
         CASE(good_file_is_adopted),
         CASE(fewer_slots_wanted_still_adopts),
+        CASE(the_border_stays_where_sizes_differ),
         CASE(broken_headers_are_freed_and_counted),
         CASE(bad_files_are_replaced),
         CASE(foreign_files_are_replaced),

@@ -118,6 +118,7 @@ static void step(struct world *w, struct km_event event)
                                                          .path = "/dev/shm/x",
                                                          .arena_bytes = 12345,
                                                          .block_count = BLOCKS,
+                                                         .live_count = w->slot_count,
                                                          .slot_count = w->slot_count};
                 more = true;
                 break;
@@ -196,6 +197,7 @@ static struct world world_new(void)
                                       .block_tokens = TOKENS,
                                       .kv_dtype = 1,
                                       .index_dtype = 1,
+                                      .snapshot_dtype = 2,
                                       .slots_spare = 2};
     memset(&options.key, 3, sizeof(options.key));
     w.core = km_core_create(&options);

@@ -140,8 +140,12 @@ static void rig_start(struct rig *r, const struct km_arena_result *arena)
     }
 }
 
-static const struct km_arena_result arena_empty = {
-    .code = ERR_OK, .text = "", .path = "", .block_count = BLOCKS, .slot_count = SEQS + SNAPSHOTS};
+static const struct km_arena_result arena_empty = {.code = ERR_OK,
+                                                   .text = "",
+                                                   .path = "",
+                                                   .block_count = BLOCKS,
+                                                   .live_count = SEQS,
+                                                   .slot_count = SEQS + SNAPSHOTS};
 
 static void chain_of(uint32_t session, uint32_t count, struct hash128 *ret)
 {
@@ -347,9 +351,11 @@ static void a_full_file_is_adopted_by_its_headers(void **state)
                                               .block_tokens = BT,
                                               .kv_dtype = KV_FP8,
                                               .index_dtype = KV_FP8,
+                                              .snapshot_dtype = KV_F32,
                                               .ranks = 2,
                                               .interleave = 64,
                                               .state_bytes = 4096},
+                                 .live_count = SEQS,
                                  .slot_count = SEQS + SNAPSHOTS,
                                  .epoch = 1,
                                  .incarnation = 1};
@@ -357,7 +363,8 @@ static void a_full_file_is_adopted_by_its_headers(void **state)
     struct km_arena *a = NULL;
     struct kv_layout l;
     struct err_detail detail = {{0}};
-    if (kv_layout_of(&o.geometry, BLOCKS, SEQS + SNAPSHOTS, &l, &detail) != ERR_OK)
+    struct kv_slots slots = {SEQS, SEQS + SNAPSHOTS};
+    if (kv_layout_of(&o.geometry, BLOCKS, slots, &l, &detail) != ERR_OK)
         fail_msg("%s", detail.text);
     o.arena_bytes = l.arena_bytes;
     if (km_arena_open(&o, &a, &report, &detail) != ERR_OK)

@@ -150,6 +150,7 @@ static int setup(void **state)
     snprintf(p->state_dir, sizeof(p->state_dir), "%s", r->dir);
     snprintf(p->cluster, sizeof(p->cluster), "test");
     snprintf(p->kv_dtype, sizeof(p->kv_dtype), "f32");
+    snprintf(p->snapshot_dtype, sizeof(p->snapshot_dtype), "bf16");
     snprintf(p->arena_path, sizeof(p->arena_path), "%s", r->arena_path);
     p->arena_bytes = 4u << 20;
     p->block_tokens = 16;
@@ -288,12 +289,13 @@ static void a_worker_is_served_and_a_session_mapped(void **state)
                             .block_tokens = reply->block_tokens,
                             .kv_dtype = reply->kv_dtype,
                             .index_dtype = reply->index_dtype,
+                            .snapshot_dtype = reply->snapshot_dtype,
                             .ranks = 1,
                             .interleave = reply->block_tokens,
                             .state_bytes = 1000};
     struct kv_layout layout;
-    assert_int_equal(kv_layout_plan(&g, reply->arena_bytes, reply->slot_count, &layout, NULL),
-                     ERR_OK);
+    struct kv_slots slots = {reply->live_slots, reply->slot_count};
+    assert_int_equal(kv_layout_plan(&g, reply->arena_bytes, slots, &layout, NULL), ERR_OK);
     assert_int_equal(layout.block_count, reply->block_count);
     assert_memory_equal(&layout.layout_fp, &reply->layout_fp, sizeof(layout.layout_fp));
     uint32_t epoch = reply->epoch;

@@ -22,6 +22,7 @@
 #include "lib/base/rng.h"
 
 #define BLOCKS 8u
+#define LIVE   1u
 
 struct rig {
     char dir[64], arena_path[96], store_dir[96];
@@ -99,9 +100,16 @@ static bool poll_one(struct rig *r, struct km_store_result *result)
     return false;
 }
 
-/* What is written was committed before. */
-static void commit(struct rig *r, uint32_t kind, uint32_t n, uint32_t index)
+/* Snapshots are counted from 0 here; their slots lie behind the live one. */
+static uint32_t index_of(uint32_t kind, uint32_t place)
 {
+    return kind == KM_OBJECT_SNAPSHOT ? LIVE + place : place;
+}
+
+/* What is written was committed before. */
+static void commit(struct rig *r, uint32_t kind, uint32_t n, uint32_t place)
+{
+    uint32_t index = index_of(kind, place);
     struct hash128 hash = hash_of(n), parent = hash_of(n + 100);
     if (kind == KM_OBJECT_BLOCK) {
         km_arena_blocks_writing(r->arena, &index, 1);
@@ -117,7 +125,7 @@ static struct km_store_result again(struct rig *r, enum km_store_op op, uint32_t
 {
     struct km_store_item it = {.op = op,
                                .kind = kind,
-                               .index = index,
+                               .index = index_of(kind, index),
                                .token_count = 16 * (n + 1),
                                .hash = hash_of(n),
                                .parent = hash_of(n + 100)};
@@ -140,8 +148,10 @@ static struct km_store_result run(struct rig *r, enum km_store_op op, uint32_t k
 static uint64_t data_at(const struct rig *r, uint32_t kind, uint32_t index, uint64_t *ret_bytes)
 {
     const struct kv_layout *l = &r->layout;
-    *ret_bytes = kind == KM_OBJECT_BLOCK ? l->block_bytes : l->slot_bytes;
-    return (kind == KM_OBJECT_BLOCK ? l->blocks_at : l->slots_at) + index * *ret_bytes;
+    struct kv_place place =
+        kind == KM_OBJECT_BLOCK ? kv_block_place(l, index) : kv_slot_place(l, LIVE + index);
+    *ret_bytes = place.bytes;
+    return place.at;
 }
 
 static void data_fill(const struct rig *r, uint32_t kind, uint32_t index, uint64_t seed)
@@ -152,7 +162,8 @@ static void data_fill(const struct rig *r, uint32_t kind, uint32_t index, uint64
     uint8_t *data = malloc(bytes);
     for (uint64_t i = 0; i < bytes; i++) /* half of it compresses */
         data[i] = i % 2 ? (uint8_t)rng_u32(&rng) : 7;
-    uint64_t guard = kind == KM_OBJECT_BLOCK ? r->layout.block_guard_at : r->layout.slot_guard_at;
+    uint64_t body = kv_snapshot_body_bytes(KV_BF16, r->layout.geometry.state_bytes);
+    uint64_t guard = kind == KM_OBJECT_BLOCK ? r->layout.block_guard_at : body;
     kv_guard_fill(data + guard, bytes - guard);
     assert_int_equal(pwrite(km_arena_fd(r->arena), data, bytes, (off_t)at), (ssize_t)bytes);
     free(data);
@@ -210,10 +221,12 @@ static int setup(void **state)
                                               .block_tokens = 64,
                                               .kv_dtype = KV_F32,
                                               .index_dtype = KV_F32,
+                                              .snapshot_dtype = KV_BF16,
                                               .ranks = 1,
                                               .interleave = 64,
                                               .state_bytes = 9000},
-                                 .slot_count = 4,
+                                 .live_count = LIVE,
+                                 .slot_count = LIVE + 4,
                                  .epoch = 1};
     struct km_arena_report report;
     struct err_detail detail = {{0}};

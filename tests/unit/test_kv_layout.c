@@ -12,6 +12,8 @@
 #include "lib/base/rng.h"
 #include "proto/kv_layout.h"
 
+#define SLOTS(live, all) ((struct kv_slots){live, all})
+
 static struct kv_geometry geometry(void)
 {
     return (struct kv_geometry){.dsa_layers = 2,
@@ -21,6 +23,7 @@ static struct kv_geometry geometry(void)
                                 .block_tokens = 16,
                                 .kv_dtype = KV_F32,
                                 .index_dtype = KV_F32,
+                                .snapshot_dtype = KV_F32,
                                 .rank = 0,
                                 .ranks = 1,
                                 .interleave = 16,
@@ -57,7 +60,9 @@ static void layout_walk(const struct kv_layout *l)
     for (uint32_t b = 0; b < l->block_count; b++) {
         take(map, l->arena_bytes, l->block_headers_at + b * (uint64_t)KV_HEADER_BYTES,
              KV_HEADER_BYTES);
-        uint64_t block_at = l->blocks_at + b * l->block_bytes;
+        struct kv_place place = kv_block_place(l, b);
+        uint64_t block_at = place.at;
+        assert_int_equal(place.bytes, l->block_bytes);
         assert_int_equal(block_at % KV_PAGE_BYTES, 0);
         for (uint32_t d = 0; d < g->dsa_layers; d++) {
             uint64_t at = block_at + d * l->layer_stride;
@@ -71,18 +76,24 @@ static void layout_walk(const struct kv_layout *l)
                 take(map, l->arena_bytes, at + l->index_offset + t * index, index);
             assert_true(at + l->layer_stride <= block_at + l->block_guard_at);
         }
-        take(map, l->arena_bytes, block_at + l->block_guard_at, l->block_bytes - l->block_guard_at);
-        assert_true(l->block_bytes - l->block_guard_at >= KV_GUARD_BYTES_MIN);
-        assert_true(l->block_bytes - l->block_guard_at <= KV_GUARD_BYTES_MAX);
+        take(map, l->arena_bytes, place.guard_at, place.guard_bytes);
+        assert_int_equal(place.guard_at + place.guard_bytes, place.at + place.bytes);
+        assert_true(place.guard_bytes >= KV_GUARD_BYTES_MIN);
+        assert_true(place.guard_bytes <= KV_GUARD_BYTES_MAX);
     }
     for (uint32_t s = 0; s < l->slot_count; s++) {
         take(map, l->arena_bytes, l->slot_headers_at + s * (uint64_t)KV_HEADER_BYTES,
              KV_HEADER_BYTES);
-        uint64_t at = l->slots_at + s * l->slot_bytes;
-        assert_int_equal(at % KV_PAGE_BYTES, 0);
-        take(map, l->arena_bytes, at, g->state_bytes);
-        take(map, l->arena_bytes, at + l->slot_guard_at, l->slot_bytes - l->slot_guard_at);
-        assert_true(l->slot_bytes - l->slot_guard_at >= KV_GUARD_BYTES_MIN);
+        bool half = s >= l->live_count && g->snapshot_dtype == KV_BF16;
+        uint64_t body = half ? g->state_bytes / 2 : g->state_bytes;
+        struct kv_place place = kv_slot_place(l, s);
+        assert_int_equal(place.at % KV_PAGE_BYTES, 0);
+        assert_int_equal(place.bytes, (body + KV_GUARD_BYTES_MIN + 4095) / 4096 * 4096);
+        take(map, l->arena_bytes, place.at, body);
+        take(map, l->arena_bytes, place.guard_at, place.guard_bytes);
+        assert_int_equal(place.guard_at + place.guard_bytes, place.at + place.bytes);
+        assert_true(place.guard_bytes >= KV_GUARD_BYTES_MIN);
+        assert_true(place.guard_bytes <= KV_GUARD_BYTES_MAX);
     }
     free(map);
 }
@@ -107,9 +118,11 @@ static void test_nothing_overlaps(void **state)
         g.block_tokens = g.ranks * g.interleave * (1 + rng_below(&r, 4));
         g.kv_dtype = 1 + rng_below(&r, 3);
         g.index_dtype = 1 + rng_below(&r, 3);
-        g.state_bytes = 1 + rng_below(&r, 20000);
+        g.snapshot_dtype = 1 + rng_below(&r, 2);
+        g.state_bytes = 4 + 4 * rng_below(&r, 5000);
         uint64_t bytes = rng_below(&r, 3u << 20);
-        uint32_t slots = 1 + rng_below(&r, 20);
+        struct kv_slots slots = {.count = 1 + rng_below(&r, 20)};
+        slots.live = 1 + rng_below(&r, slots.count);
         enum err e = kv_layout_plan(&g, bytes, slots, &l, &detail);
         if (e != ERR_OK) {
             assert_int_equal(e, ERR_NOMEM);
@@ -118,7 +131,8 @@ static void test_nothing_overlaps(void **state)
         planned++;
         assert_true(l.arena_bytes <= bytes);
         assert_true(l.arena_bytes + l.block_bytes + KV_PAGE_BYTES > bytes);
-        assert_int_equal(l.slot_count, slots);
+        assert_int_equal(l.slot_count, slots.count);
+        assert_int_equal(l.live_count, slots.live);
         layout_walk(&l);
         /* Planning into exactly what was used gives the same; one byte less, one block less. */
         assert_int_equal(kv_layout_plan(&g, l.arena_bytes, slots, &tight, &detail), ERR_OK);
@@ -138,8 +152,8 @@ static void test_fingerprint(void **state)
     struct err_detail detail;
     (void)state;
     struct kv_geometry g = geometry();
-    assert_int_equal(kv_layout_plan(&g, 1 << 22, 3, &l, &detail), ERR_OK);
-    struct kv_geometry changed[11];
+    assert_int_equal(kv_layout_plan(&g, 1 << 22, SLOTS(1, 3), &l, &detail), ERR_OK);
+    struct kv_geometry changed[12];
     for (size_t i = 0; i < ARRAY_COUNT(changed); i++)
         changed[i] = g;
     changed[0].dsa_layers = 3;
@@ -156,14 +170,15 @@ static void test_fingerprint(void **state)
     changed[9].ranks = 2;
     changed[9].rank = 1;
     changed[10].state_bytes = 5001;
-    struct hash128 seen[12] = {l.layout_fp};
+    changed[11].snapshot_dtype = KV_BF16;
+    struct hash128 seen[13] = {l.layout_fp};
     for (size_t i = 0; i < ARRAY_COUNT(changed); i++) {
-        assert_int_equal(kv_layout_plan(&changed[i], 1 << 22, 3, &m, &detail), ERR_OK);
+        assert_int_equal(kv_layout_plan(&changed[i], 1 << 22, SLOTS(1, 3), &m, &detail), ERR_OK);
         for (size_t k = 0; k <= i; k++)
             assert_memory_not_equal(&m.layout_fp, &seen[k], 16);
         seen[i + 1] = m.layout_fp;
     }
-    assert_int_equal(kv_layout_plan(&g, 1 << 21, 5, &m, &detail), ERR_OK);
+    assert_int_equal(kv_layout_plan(&g, 1 << 21, SLOTS(2, 5), &m, &detail), ERR_OK);
     assert_memory_equal(&m.layout_fp, &l.layout_fp, 16);
 }
 
@@ -171,7 +186,7 @@ static void refused(struct kv_geometry g, const char *field)
 {
     struct kv_layout l;
     struct err_detail detail = {{0}};
-    assert_int_equal(kv_layout_plan(&g, 1ull << 40, 3, &l, &detail), ERR_INVALID);
+    assert_int_equal(kv_layout_plan(&g, 1ull << 40, SLOTS(1, 3), &l, &detail), ERR_INVALID);
     if (strstr(detail.text, field) != detail.text)
         fail_msg("'%s' does not begin with '%s'", detail.text, field);
 }
@@ -197,6 +212,8 @@ static void test_impossible_geometry(void **state)
     REFUSED(kv_dtype, 0);
     REFUSED(kv_dtype, 4);
     REFUSED(index_dtype, 4);
+    REFUSED(snapshot_dtype, 0);
+    REFUSED(snapshot_dtype, KV_FP8);
     REFUSED(rank, 1);
     REFUSED(ranks, 0);
     REFUSED(ranks, 9);
@@ -215,14 +232,21 @@ static void test_impossible_geometry(void **state)
     struct err_detail many = {{0}};
     struct kv_geometry small = geometry();
     small.latent_dim = small.index_dim = small.dsa_layers = 1;
-    assert_int_equal(kv_layout_plan(&small, (uint64_t)KV_BLOCKS_MAX * 4096, 1, &l, &many), ERR_OK);
-    assert_int_equal(kv_layout_plan(&small, 1ull << 40, 1, &l, &many), ERR_INVALID);
+    assert_int_equal(kv_layout_plan(&small, (uint64_t)KV_BLOCKS_MAX * 4096, SLOTS(1, 1), &l, &many),
+                     ERR_OK);
+    assert_int_equal(kv_layout_plan(&small, 1ull << 40, SLOTS(1, 1), &l, &many), ERR_INVALID);
     assert_non_null(strstr(many.text, "arena_bytes"));
     struct err_detail detail;
     struct kv_geometry g = geometry();
-    assert_int_equal(kv_layout_plan(&g, UINT64_MAX, 1, &l, &detail), ERR_INVALID);
-    assert_int_equal(kv_layout_plan(&g, 1 << 20, 0, &l, &detail), ERR_INVALID);
-    assert_int_equal(kv_layout_plan(&g, 0, 1, &l, &detail), ERR_NOMEM);
+    assert_int_equal(kv_layout_plan(&g, UINT64_MAX, SLOTS(1, 1), &l, &detail), ERR_INVALID);
+    assert_int_equal(kv_layout_plan(&g, 1 << 20, SLOTS(0, 0), &l, &detail), ERR_INVALID);
+    assert_int_equal(kv_layout_plan(&g, 1 << 20, SLOTS(0, 3), &l, &detail), ERR_INVALID);
+    assert_int_equal(kv_layout_plan(&g, 1 << 20, SLOTS(4, 3), &l, &detail), ERR_INVALID);
+    assert_non_null(strstr(detail.text, "live_count: 4 of 3"));
+    assert_int_equal(kv_layout_plan(&g, 0, SLOTS(1, 1), &l, &detail), ERR_NOMEM);
+    g.snapshot_dtype = KV_BF16;
+    g.state_bytes = 5002;
+    refused(g, "state_bytes");
 }
 
 static struct kv_superblock superblock(const struct kv_layout *l)
@@ -246,7 +270,9 @@ static struct kv_superblock superblock(const struct kv_layout *l)
                               .rank = g->rank,
                               .ranks = g->ranks,
                               .interleave = g->interleave,
-                              .state_bytes = g->state_bytes};
+                              .state_bytes = g->state_bytes,
+                              .snapshot_dtype = g->snapshot_dtype,
+                              .live_count = l->live_count};
     kv_superblock_seal(&s);
     return s;
 }
@@ -257,7 +283,8 @@ static void test_superblock(void **state)
     struct err_detail detail;
     (void)state;
     struct kv_geometry g = geometry();
-    assert_int_equal(kv_layout_plan(&g, 1 << 20, 3, &l, &detail), ERR_OK);
+    g.snapshot_dtype = KV_BF16;
+    assert_int_equal(kv_layout_plan(&g, 1 << 20, SLOTS(2, 4), &l, &detail), ERR_OK);
     struct kv_superblock s = superblock(&l);
     assert_int_equal(kv_superblock_check(&s, l.arena_bytes, &read, &detail), ERR_OK);
     assert_memory_equal(&read, &l, sizeof(l));
@@ -281,6 +308,23 @@ static void test_superblock(void **state)
     t.latent_dim = 63;
     kv_superblock_seal(&t);
     assert_int_equal(kv_superblock_check(&t, l.arena_bytes, &read, &detail), ERR_CORRUPT);
+    t = s;
+    t.snapshot_dtype = KV_F32;
+    kv_superblock_seal(&t);
+    assert_int_equal(kv_superblock_check(&t, l.arena_bytes, &read, &detail), ERR_CORRUPT);
+    t = s;
+    t.live_count = 3; /* which takes more room */
+    kv_superblock_seal(&t);
+    assert_int_equal(kv_superblock_check(&t, l.arena_bytes, &read, &detail), ERR_CORRUPT);
+    t = s;
+    t.live_count = 5;
+    kv_superblock_seal(&t);
+    assert_int_equal(kv_superblock_check(&t, l.arena_bytes, &read, &detail), ERR_CORRUPT);
+    t = s;
+    t.version = KV_LAYOUT_VERSION - 1;
+    kv_superblock_seal(&t);
+    assert_int_equal(kv_superblock_check(&t, l.arena_bytes, &read, &detail), ERR_CORRUPT);
+    assert_non_null(strstr(detail.text, "version: 2, only 3"));
     t = s;
     t.arena_bytes++;
     kv_superblock_seal(&t);
@@ -321,16 +365,17 @@ static void test_layout_of_counts(void **state)
     struct kv_layout planned, same;
     struct err_detail detail;
     (void)state;
-    assert_int_equal(kv_layout_plan(&g, 1 << 20, 5, &planned, &detail), ERR_OK);
-    assert_int_equal(kv_layout_of(&g, planned.block_count, 5, &same, &detail), ERR_OK);
+    assert_int_equal(kv_layout_plan(&g, 1 << 20, SLOTS(3, 5), &planned, &detail), ERR_OK);
+    assert_int_equal(kv_layout_of(&g, planned.block_count, SLOTS(3, 5), &same, &detail), ERR_OK);
     assert_memory_equal(&planned, &same, sizeof(same));
     static const uint32_t bad[][2] = {
         {0, 5}, {5, 0}, {UINT32_MAX, 5}, {5, UINT32_MAX}, {1u << 24, 1u << 24}};
     g.state_bytes = 1ull << 34;
     for (size_t i = 0; i < ARRAY_COUNT(bad); i++)
-        assert_int_equal(kv_layout_of(&g, bad[i][0], bad[i][1], &same, &detail), ERR_INVALID);
+        assert_int_equal(kv_layout_of(&g, bad[i][0], SLOTS(1, bad[i][1]), &same, &detail),
+                         ERR_INVALID);
     g.block_tokens = 0;
-    assert_int_equal(kv_layout_of(&g, 5, 5, &same, &detail), ERR_INVALID);
+    assert_int_equal(kv_layout_of(&g, 5, SLOTS(5, 5), &same, &detail), ERR_INVALID);
 }
 
 int main(void)

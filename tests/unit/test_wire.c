@@ -172,11 +172,14 @@ static void bounds_apply(struct arena *a, struct rng *r, struct msg *m)
         m->u.kv_attach.block_count %= KV_BLOCKS_MAX + 1;
         m->u.kv_attach.kv_dtype %= KV_FP8 + 1;
         m->u.kv_attach.index_dtype %= KV_FP8 + 1;
+        m->u.kv_attach.snapshot_dtype %= KV_BF16 + 1;
+        m->u.kv_attach.live_slots %= m->u.kv_attach.slot_count | 1;
         break;
     case MSG_KV_ATTACH_REPLY:
         m->u.kv_attach_reply.code %= ERR_COUNT;
         m->u.kv_attach_reply.kv_dtype %= 4;
         m->u.kv_attach_reply.index_dtype %= 4;
+        m->u.kv_attach_reply.snapshot_dtype %= 3;
         m->u.kv_attach_reply.live_slots %= m->u.kv_attach_reply.slot_count | 1;
         m->u.kv_attach_reply.granted_count %= MSG_GRANTS_MAX + 1;
         break;

@@ -290,6 +290,9 @@ static void test_kv_leases(void **state)
     NO(ranks, 0);
     BOUND(state_bytes, KV_STATE_BYTES_MAX);
     NO(state_bytes, UINT64_MAX);
+    BOUND(snapshot_dtype, 2);
+    base.u.kv_attach.slot_count = 9;
+    BOUND(live_slots, 9);
 #undef BODY
 #define BODY kv_attach_reply
     base = (struct msg){.type = MSG_KV_ATTACH_REPLY};
@@ -298,6 +301,7 @@ static void test_kv_leases(void **state)
     TEXT_BOUND(arena_path, 4096);
     BOUND(kv_dtype, 3);
     BOUND(index_dtype, 3);
+    BOUND(snapshot_dtype, 2);
 #undef BODY
 #define BODY kv_open
     base = (struct msg){.type = MSG_KV_OPEN};

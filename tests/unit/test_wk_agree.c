@@ -19,7 +19,8 @@
 #define HISTORY 3100u
 
 static const struct wk_plan_limits limits = {.entries = 8,
-                                             .slot_count = 6,
+                                             .live_slots = 4,
+                                             .slot_count = 7,
                                              .block_count = 100,
                                              .table_max = 40,
                                              .context_max = 4096,
@@ -53,7 +54,7 @@ static void random_seq(struct rng *rng, struct wk_plan *p, struct wk_plan_seq *s
     memset(s, 0, sizeof *s);
     s->entry = rng_below(rng, limits.entries);
     s->setup = WK_NONE;
-    s->state_slot = rng_below(rng, limits.slot_count);
+    s->state_slot = rng_below(rng, limits.live_slots);
     s->position_start = 10 + rng_below(rng, 3000);
     s->row_count = 1 + rng_below(rng, WK_STEP_ROWS_MAX);
     s->replay_count = rng_below(rng, WK_STEP_ROWS_MAX + 1);
@@ -80,10 +81,10 @@ static void random_seq(struct rng *rng, struct wk_plan *p, struct wk_plan_seq *s
                 p->history[p->history_total++] = rng_below(rng, limits.vocab_size);
         }
         s->restore = rng_below(rng, 2) != 0;
-        s->restore_slot = (s->state_slot + 1) % limits.slot_count;
+        s->restore_slot = limits.live_slots + rng_below(rng, 3);
     }
     s->snapshot = rng_below(rng, 2) != 0;
-    s->snapshot_slot = (s->state_slot + 2) % limits.slot_count;
+    s->snapshot_slot = limits.live_slots + rng_below(rng, 3);
 }
 
 static void random_plan(struct rng *rng, struct wk_plan *p, uint64_t step, uint32_t epoch)
@@ -130,7 +131,7 @@ static void check_bounds(const struct wk_plan *p)
         assert_true(p->blocks[i] < limits.block_count);
     for (uint32_t i = 0; i < p->seq_count; i++) {
         const struct wk_plan_seq *s = &p->seqs[i];
-        assert_true(s->entry < limits.entries && s->state_slot < limits.slot_count);
+        assert_true(s->entry < limits.entries && s->state_slot < limits.live_slots);
         assert_true(s->row_count > 0 && s->ids_at + s->row_count <= p->row_count);
         assert_true(s->position_start + s->row_count <= limits.context_max);
         assert_true(s->setup == WK_NONE || s->setup < p->setup_count);

@@ -246,8 +246,10 @@ static struct wk_ranks_shape shape_good(void)
     s.geometry.block_tokens = s.geometry.interleave = BT;
     s.geometry.kv_dtype = KV_BF16;
     s.geometry.index_dtype = KV_F32;
+    s.geometry.snapshot_dtype = KV_F32;
     s.geometry.state_bytes = 1280; /* rank 0 may have more heads */
     s.block_count = 12;
+    s.live_count = 2;
     s.slot_count = 3;
     s.epoch = 41;
     s.step_last = 9;
@@ -294,8 +296,10 @@ static void test_shapes(void **state)
         {offsetof(struct wk_ranks_shape, geometry.interleave), 6, "interleave"},
         {offsetof(struct wk_ranks_shape, geometry.kv_dtype), 9, "kv_dtype"},
         {offsetof(struct wk_ranks_shape, geometry.index_dtype), 0, "index_dtype"},
-        {offsetof(struct wk_ranks_shape, block_count), UINT32_MAX, "counts"},
-        {offsetof(struct wk_ranks_shape, slot_count), 0, "counts"},
+        {offsetof(struct wk_ranks_shape, geometry.snapshot_dtype), KV_FP8, "snapshot_dtype"},
+        {offsetof(struct wk_ranks_shape, block_count), UINT32_MAX, "block_count"},
+        {offsetof(struct wk_ranks_shape, slot_count), 0, "slot_count"},
+        {offsetof(struct wk_ranks_shape, live_count), 4, "live_count: 4 of 3"},
     };
     for (size_t i = 0; i < ARRAY_COUNT(bad); i++) {
         struct wk_ranks_shape s = good;
@@ -319,6 +323,12 @@ static void test_shapes(void **state)
     assert_int_equal(shape_tell(&d, &other, &again), ERR_OK);
     assert_int_equal(d.heard.kv.blocks[0], 0);
     assert_memory_not_equal(&memory, &again, sizeof memory);
+    assert_int_equal(d.heard.kv.snapshot_type, KV_ROW_F32);
+    other.geometry.snapshot_dtype = KV_BF16;
+    assert_int_equal(shape_tell(&d, &other, &again), ERR_OK);
+    assert_int_equal(d.heard.kv.slot_count, 2);
+    assert_int_equal(d.heard.kv.snapshot_count, 1);
+    assert_int_equal(d.heard.kv.snapshot_type, KV_ROW_BF16);
     duo_fini(&d);
 }
 

@@ -15,6 +15,7 @@
 #include "lib/base/clock.h"
 
 #define BOOT 7u
+#define LIVE 2u
 
 static const struct kv_geometry geometry = {.dsa_layers = 2,
                                             .latent_dim = 32,
@@ -23,10 +24,12 @@ static const struct kv_geometry geometry = {.dsa_layers = 2,
                                             .block_tokens = 32,
                                             .kv_dtype = KV_BF16,
                                             .index_dtype = KV_F32,
+                                            .snapshot_dtype = KV_BF16,
                                             .rank = 1,
                                             .ranks = 2,
                                             .interleave = 16,
                                             .state_bytes = 5000};
+static const struct kv_slots slots = {LIVE, 4};
 static const struct hash128 settings = {{3}};
 
 struct fixture {
@@ -43,7 +46,7 @@ static void begin(struct fixture *f)
     snprintf(f->dir, sizeof f->dir, "/tmp/rows-XXXXXX");
     assert_non_null(mkdtemp(f->dir));
     rows_world_init(&f->w, f->dir, BOOT);
-    assert_int_equal(kv_layout_of(&geometry, 8, 4, &f->layout, NULL), ERR_OK);
+    assert_int_equal(kv_layout_of(&geometry, 8, slots, &f->layout, NULL), ERR_OK);
 }
 
 static void end(struct fixture *f)
@@ -193,7 +196,7 @@ static void test_damage_gives_a_new_identity(void **state)
     const uint64_t places[] = {
         f.layout.blocks_at + f.layout.block_bytes + 77,          /* data of block 1 */
         f.layout.blocks_at + 2 * f.layout.block_bytes - 1,       /* its padding */
-        f.layout.slots_at + 2 * f.layout.slot_bytes,             /* a snapshot */
+        kv_slot_place(&f.layout, 2).at,                          /* a snapshot */
         block_headers + offsetof(struct kv_block_header, state), /* headers */
         block_headers + KV_HEADER_BYTES + offsetof(struct kv_block_header, data_crc),
         slot_headers + 2 * KV_HEADER_BYTES + offsetof(struct kv_slot_header, token_count),
@@ -244,7 +247,7 @@ static void test_foreign_files(void **state)
     assert_int_not_equal(wk_rows_identity(f.w.rows).incarnation, before.incarnation);
 
     before = fill(&f);
-    assert_int_equal(kv_layout_of(&geometry, 9, 4, &f.layout, NULL), ERR_OK);
+    assert_int_equal(kv_layout_of(&geometry, 9, slots, &f.layout, NULL), ERR_OK);
     must_open(&f);
     assert_int_not_equal(wk_rows_identity(f.w.rows).incarnation, before.incarnation);
 
@@ -355,7 +358,7 @@ static void test_room_and_lock(void **state)
     begin(&f);
     struct kv_layout good = f.layout;
     huge.block_tokens = 65536;
-    assert_int_equal(kv_layout_of(&huge, 8u << 20 >> 1, 4, &f.layout, NULL), ERR_OK);
+    assert_int_equal(kv_layout_of(&huge, 8u << 20 >> 1, slots, &f.layout, NULL), ERR_OK);
     assert_int_equal(rows_open(&f), ERR_NOMEM);
     assert_non_null(strstr(f.detail.text, "are free"));
     assert_non_null(strstr(f.detail.text, f.w.path));
