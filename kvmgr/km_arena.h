@@ -66,9 +66,10 @@ struct km_arena_found { /* what an adopted file holds, blocks by rising position
  * slots, is adopted under the new epoch: WRITING becomes FREE, sound COMMITTED headers stay and are
  * told by km_arena_found (their data are not read here: see km_proof.h), others become FREE.  Where
  * live slots and snapshots are of one size, the file's live_count becomes that of the options; else
- * it stays, and a file with fewer is replaced.  A bad or foreign file is replaced.  Refused, and left alone: a symbolic link, a directory or other
- * special file, another owner's file (ERR_UNSUPPORTED), one in use (ERR_BUSY), an arena too small
- * for the geometry (ERR_NOMEM, with the numbers), an impossible geometry (ERR_INVALID). */
+ * it stays, and a file with fewer is replaced.  A bad or foreign file is replaced.  Refused, and
+ * left alone: a symbolic link, a directory or other special file, another owner's file
+ * (ERR_UNSUPPORTED), one in use (ERR_BUSY), an arena too small for the geometry (ERR_NOMEM, with
+ * the numbers), an impossible geometry (ERR_INVALID). */
 MUST_USE enum err km_arena_open(const struct km_arena_options *options, struct km_arena **ret_arena,
                                 struct km_arena_report *ret_report, struct err_detail *detail);
 void km_arena_close(struct km_arena **arena_p); /* the file stays */
