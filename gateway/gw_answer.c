@@ -402,6 +402,10 @@ static void add_receipt(struct gw_answer *a, struct gw_choice *c, const struct m
         r->prefill_us = m->prefill_us;
     if (m->decode_us > r->decode_us)
         r->decode_us = m->decode_us;
+    if (m->draft_us > r->draft_us)
+        r->draft_us = m->draft_us;
+    if (m->verify_us > r->verify_us)
+        r->verify_us = m->verify_us;
     if (m->concurrency > r->concurrency)
         r->concurrency = m->concurrency;
     note_spec(a, m->spec);

@@ -25,7 +25,7 @@ enum gw_delta { GW_DELTA_NONE, GW_DELTA_REASONING, GW_DELTA_CONTENT, GW_DELTA_AR
 
 struct gw_receipt {
     uint32_t concurrency, cached_tokens, drafted, accepted, steps, preempted, resumed;
-    uint64_t queue_us, prefill_us, decode_us;
+    uint64_t queue_us, prefill_us, decode_us, draft_us, verify_us;
     char spec[32];
     char model_fp[33];
     char config_hash[65];

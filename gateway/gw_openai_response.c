@@ -200,6 +200,8 @@ static void write_receipt(const struct gw_answer *a, struct str *out)
     write_ms(out, "queue_ms", r->queue_us);
     write_ms(out, "prefill_ms", r->prefill_us);
     write_ms(out, "decode_ms", r->decode_us);
+    write_ms(out, "draft_ms", r->draft_us);
+    write_ms(out, "verify_ms", r->verify_us);
     str_add_text(out, ",\"model_fp\":");
     write_text(out, r->model_fp);
     str_add_text(out, ",\"config_hash\":");

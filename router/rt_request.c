@@ -43,6 +43,8 @@ void rt_request_receipt(const struct rt_request *r, struct msg_receipt *receipt)
     receipt->preempted += b->preempted;
     receipt->prefill_us += b->prefill_us;
     receipt->decode_us += b->decode_us;
+    receipt->draft_us += b->draft_us;
+    receipt->verify_us += b->verify_us;
     if (b->output_tokens > 0) /* later ones find what this request itself has left */
         receipt->cached_tokens = b->cached_tokens;
 }
@@ -64,6 +66,8 @@ static void receipt_keep(struct rt_request *r)
     b->preempted += m->preempted;
     b->prefill_us += m->prefill_us;
     b->decode_us += m->decode_us;
+    b->draft_us += m->draft_us;
+    b->verify_us += m->verify_us;
     r->has_running = false;
 }
 

@@ -319,7 +319,17 @@ static void draft_wait_learn(struct wk_core *core)
         core->draft_pause == 0
             ? 1
             : (2 * core->draft_pause < PAUSE_STEPS_MAX ? 2 * core->draft_pause : PAUSE_STEPS_MAX);
-    wk_cost_learn(&core->cost_draft, asked, 0, 1, (double)(core->now_us - core->cycle_us));
+    uint64_t wait_us = core->now_us - core->cycle_us;
+    wk_cost_learn(&core->cost_draft, asked, 0, 1, (double)wait_us);
+    core->stats.draft_waits++;
+    core->stats.draft_us_last = wait_us;
+    core->stats.draft_us += wait_us;
+    for (uint32_t i = 0; i < core->order_count; i++) {
+        struct wk_seq *seq = &core->seqs[core->order[i]];
+        if (can_decode(core, seq) && !wk_core_draft_own(&seq->spec) &&
+            seq->draft.state != WK_DRAFT_NONE)
+            seq->draft_us += wait_us;
+    }
 }
 
 static void decode_seq_add(struct wk_core *core, struct wk_seq *seq, uint32_t drafts_max,

@@ -137,6 +137,7 @@ static void account(struct wk_core *core, const struct wk_flight *f, const struc
         }
     } else if (f->kind == WK_PLAN_DECODE) {
         s->steps_decode++;
+        s->verify_us += result->step_us;
         core->prefill_run_us = 0;
         core->decode_us_last = result->step_us;
         s->rows_decode += f->rows;
@@ -198,7 +199,9 @@ void wk_core_done(struct wk_core *core, const struct wk_result *result)
         for (uint32_t i = 0; i < f->seq_count; i++) {
             struct wk_seq *seq = &core->seqs[f->entries[i]];
             CHECK(seq->in_flight);
-            if (!good)
+            if (good)
+                seq->verify_us += result->step_us;
+            else
                 lost(core, seq);
             decode_done(core, seq, good ? &result->seqs[i] : NULL);
         }

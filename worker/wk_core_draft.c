@@ -9,7 +9,9 @@
 #define DRAFTER_SILENCE_US 1000000u
 #define ACCEPT_SMOOTH      0.02 /* about the last 50 steps */
 #define ACCEPT_STEPS_MIN   64u  /* no alarm before so many steps */
-#define FEED_TOKENS        64u  /* new ones of a sequence that asks nothing, before they are told */
+/* New ones of a sequence that asks nothing, before they are told: few, or the tap ring laps, and
+ * what a drafter must catch up with makes the first answer after a pause late again. */
+#define FEED_TOKENS        8u
 
 bool wk_core_drafter_up(const struct wk_core *core, uint64_t now_us)
 {

@@ -25,6 +25,8 @@ static void receipt_fill(struct wk_core *core, const struct wk_seq *seq, struct 
         .queue_us = first_slice - seq->assigned_us,
         .prefill_us = first_token - first_slice,
         .decode_us = now - first_token,
+        .draft_us = seq->draft_us,
+        .verify_us = seq->verify_us,
         .spec = seq->spec.effective,
         .model_fp = core->options.model_fp,
         .config_hash = core->options.config_hash,

@@ -81,6 +81,7 @@ struct wk_seq {
     uint64_t assigned_us, first_slice_us, first_token_us, last_emit_us;
     uint64_t ready_us, served_us; /* prefill: since when, last slice (0 = none yet) */
     uint32_t drafted, accepted, steps, preempted, resumed, concurrency;
+    uint64_t draft_us, verify_us; /* its steps: waited for drafts, were computed */
     uint32_t cached; /* tokens of the prompt that its first lease brought along */
     bool opened;     /* had a lease */
 };

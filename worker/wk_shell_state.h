@@ -110,7 +110,7 @@ struct wk_shell {
     bool stopping;
     int exit_code;
     struct wk_published published;
-    uint64_t bad_messages, unsent, gaps_seen, steps_seen, tokens_seen;
+    uint64_t bad_messages, unsent, gaps_seen, steps_seen, tokens_seen, draft_waits_seen;
     struct metric metrics[WK_METRIC_COUNT];
 };
 

@@ -124,6 +124,11 @@ void wk_shell_observe(struct wk_shell *s)
             metric_observe(&wk_metric_rows[WK_METRIC_step_rows], &s->metrics[WK_METRIC_step_rows],
                            t->rows_last);
     }
+    if (t->draft_waits != s->draft_waits_seen) {
+        s->draft_waits_seen = t->draft_waits;
+        metric_observe(&wk_metric_rows[WK_METRIC_draft_wait], &s->metrics[WK_METRIC_draft_wait],
+                       (double)t->draft_us_last / 1e6);
+    }
     uint64_t tokens = t->rows_prefill + t->tokens_output;
     if (tokens != s->tokens_seen) { /* slices between the layers of a batch have none */
         metric_observe(&wk_metric_rows[WK_METRIC_iteration_tokens],
@@ -218,6 +223,11 @@ static const char *phase(const struct wk_shell *s)
                           : "up";
 }
 
+static double mean_ms(uint64_t us, uint64_t count)
+{
+    return count == 0 ? 0 : (double)us / (double)count / 1e3;
+}
+
 /* What became of the drafts since the start, all together and by position. */
 static void drafts_add(const struct wk_shell *s, struct str *out)
 {
@@ -226,8 +236,10 @@ static void drafts_add(const struct wk_shell *s, struct str *out)
     str_add_format(out,
                    ",\"drafts\":{\"drafted\":%" PRIu64 ",\"right\":%" PRIu64
                    ",\"drafts_late\":%" PRIu64 ",\"drafts_timeout\":%" PRIu64
+                   ",\"draft_ms\":%.3f,\"verify_ms\":%.3f"
                    ",\"degraded\":%s,\"right_by_position\":[",
                    t->drafted, t->accepted, t->drafts_late, t->drafts_timeout,
+                   mean_ms(t->draft_us, t->draft_waits), mean_ms(t->verify_us, t->steps_decode),
                    s->core != NULL && wk_core_drafter_poor(s->core) ? "true" : "false");
     for (uint32_t j = 0; j < WK_SPEC_DRAFTS_MAX && t->drafted_at[j] > 0; j++)
         str_add_format(out, "%s%.2f", j > 0 ? "," : "",

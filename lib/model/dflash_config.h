@@ -3,7 +3,8 @@
  *
  * Pure: text in, struct out.  Reads the flat spelling, the nested rope and dflash_config, and the
  * speculators spelling, whose layer ids count from one.  Relatives that share names with DFlash
- * (DSpark, Domino, Laguna, Muse) are refused by the key that gives them away. */
+ * (DSpark, Domino, Laguna, Muse) are refused by the key that gives them away: one of their own, or
+ * the name in `architectures`. */
 #ifndef LIB_MODEL_DFLASH_CONFIG_H
 #define LIB_MODEL_DFLASH_CONFIG_H
 

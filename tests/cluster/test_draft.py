@@ -159,7 +159,7 @@ def test_one_text_whatever_happens_to_the_drafter():
     rounds = ROUNDS or 3
     rng = random.Random(random.getrandbits(64))
     ids = prompts()
-    with Cluster(worker__mtp="true") as c:
+    with Cluster(worker__mtp="true", kvmgr__block_tokens=16) as c:     # prompts begin in the pool
         attached(c)
         accepted = drafted = hurt_accepted = hurt_runs = 0
         deeds, bag = {}, []
@@ -389,6 +389,8 @@ def test_policies_show_themselves():
             got = complete(c, prompts()[1], **({"spec": spec} if spec else {}))
             receipt = got.usage["tandem"]
             assert receipt["spec"] == (spec or "ema"), receipt
+            assert (receipt["draft_ms"] > 0) == (spec != "off") and receipt["verify_ms"] > 0, receipt
+            assert receipt["draft_ms"] + receipt["verify_ms"] <= receipt["decode_ms"] + 1, receipt
             if spec == "fixed:2":
                 assert receipt["drafted"] <= 2 * receipt["steps"]
         assert c.post("/v1/completions", {"prompt": "x", "spec": "fixed:9"}).status == 400
@@ -397,6 +399,10 @@ def test_policies_show_themselves():
         assert by_position == page["tandem_worker_drafted_tokens_total"] > 0
         text = c.tandem("status").stdout
         assert re.search(r"right by position: [01]\.\d\d", text), text
+        spent = re.search(r"a step waits ([\d.]+) ms for them, is computed in ([\d.]+) ms", text)
+        assert spent and float(spent[1]) > 0 and float(spent[2]) > 0, text
+        waits = page["tandem_worker_draft_wait_seconds_count"]
+        assert 0 < waits <= page["tandem_worker_step_seconds_count{kind=\"decode\"}"], page
     run = Cluster(worker__ema_set="4,2")
     try:
         run.up()

@@ -17,6 +17,13 @@ def complete(c, prompt, **fields):
     return result
 
 
+def drafts_of(results):
+    """Drafts that were right and drafts that were not, together."""
+    receipts = [r.usage["tandem"] for r in results]
+    accepted = sum(r["accepted"] for r in receipts)
+    return accepted, sum(r["drafted"] for r in receipts) - accepted
+
+
 def test_http_gives_the_golden_ids():
     with Cluster() as c:
         for case in greedy_cases():
@@ -32,8 +39,10 @@ def test_stored_rows_change_no_text():
         with Cluster(kvmgr__kv_dtype=kv, kvmgr__index_dtype=index) as c:
             cases = greedy_cases()
             alone = [complete(c, case["prompt"], spec="off").ids for case in cases]
-            beside = parallel([lambda case=case: complete(c, case["prompt"], spec="fixed:5").ids
-                               for case in cases])
+            drafted = parallel([lambda case=case: complete(c, case["prompt"], spec="fixed:5")
+                                for case in cases])
+            assert min(drafts_of(drafted)) > 0, drafts_of(drafted)
+            beside = [r.ids for r in drafted]
             assert beside == alone, [case["name"] for case, a, b in zip(cases, alone, beside)
                                      if a != b]
             same = sum(ids == case["ids"] for ids, case in zip(alone, cases))
@@ -42,7 +51,7 @@ def test_stored_rows_change_no_text():
 
 def test_every_policy_gives_one_text():
     cases = random.sample(greedy_cases(), 4) + REPEAT[:3]
-    accepted = drafted = 0
+    by_spec = {spec: [] for spec in SPECS}
     with Cluster() as c:
         for case in cases:
             for temperature, seed in ((0, 1), (0.7, 7), (1.0, 2 ** 63 + 5)):
@@ -50,11 +59,7 @@ def test_every_policy_gives_one_text():
                 for spec in SPECS:
                     got = complete(c, case["prompt"], spec=spec, temperature=temperature,
                                    top_p=0.95, seed=seed)
-                    receipt = got.usage["tandem"]
-                    if spec == "off" or spec == "fixed:0":
-                        assert receipt["drafted"] == 0
-                    accepted += receipt["accepted"]
-                    drafted += receipt["drafted"]
+                    by_spec[spec].append(got)
                     key = (got.text, got.ids, got.finish)
                     want = want or key
                     assert key == want, (case["name"], spec, temperature, key, want)
@@ -63,15 +68,19 @@ def test_every_policy_gives_one_text():
                 assert tool["ids"] == want[1], (case["name"], tool["ids"], want[1])
                 assert tool["text"] == want[0], (tool["text"], want[0])
                 assert tool["finish_reason"] == want[2]
-    assert accepted > 0 and drafted > accepted, (accepted, drafted)
+    for spec, results in by_spec.items():
+        right, wrong = drafts_of(results)
+        if spec in ("off", "fixed:0"):
+            assert right == wrong == 0, (spec, right, wrong)
+        else:
+            assert right > 0 and wrong > 0, (spec, right, wrong)
 
 
 def test_drafts_are_accepted_on_repeat_prompts():
     with Cluster(worker__spec="fixed:7") as c:
         accepted = rejected = 0
         for case in REPEAT:
-            receipt = complete(c, case["prompt"])
-            receipt = receipt.usage["tandem"]
+            receipt = complete(c, case["prompt"]).usage["tandem"]
             accepted += receipt["accepted"]
             rejected += receipt["drafted"] - receipt["accepted"]
             assert receipt["steps"] >= 1
@@ -87,13 +96,16 @@ def test_batches_slices_blocks():
                                              (64, 3, 64, "fixed:1"), (33, 1, 4, "off")):
         with Cluster(worker__slice_rows_max=rows, worker__slice_layers_max=layers, worker__spec=spec,
                      kvmgr__block_tokens=block_tokens) as c:
-            alone = [complete(c, case["prompt"]).ids for case in cases[:2]]
-            together = parallel([lambda case=case: complete(c, case["prompt"]).ids
-                                 for case in cases])
-            assert alone == want[:2] and together == want, (rows, layers)
-            hot = parallel([lambda case=case, i=i: complete(
-                c, case["prompt"], temperature=1.0, seed=i, logprobs=2).ids
+            alone = [complete(c, case["prompt"]) for case in cases[:2]]
+            together = parallel([lambda case=case: complete(c, case["prompt"]) for case in cases])
+            assert [r.ids for r in alone] == want[:2], (rows, layers)
+            assert [r.ids for r in together] == want, (rows, layers)
+            warm = parallel([lambda case=case, i=i: complete(
+                c, case["prompt"], temperature=1.0, seed=i, logprobs=2)
                 for i, case in enumerate(cases)])
+            right, wrong = drafts_of(alone + together + warm)
+            assert (right > 0) == (wrong > 0) == (spec != "off"), (spec, right, wrong)
+            hot = [r.ids for r in warm]
             assert sampled.setdefault("hot", hot) == hot, (rows, layers, block_tokens)
             c.ledger_settles()
             c.pool_settles()

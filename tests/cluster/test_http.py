@@ -399,7 +399,7 @@ def test_shapes():
         receipt = usage["tandem"]
         assert set(receipt) >= {"effort", "concurrency", "spec", "drafted", "accepted", "steps",
                                 "cached_tokens", "preempted", "resumed", "queue_ms", "prefill_ms",
-                                "decode_ms", "model_fp", "config_hash", "seed"}, receipt
+                                "decode_ms", "draft_ms", "verify_ms", "model_fp", "config_hash", "seed"}, receipt
         assert receipt["seed"] == "5" and receipt["effort"] == "low" and receipt["concurrency"] == 1
         model = answer["model"]
         models = c.request("GET", "/v1/models").json()

@@ -78,8 +78,7 @@ def test_chat_with_tools():
 def test_quickstart():
     """From the checkout to a streamed answer, on a build that is there."""
     if os.path.realpath(BUILD) != os.path.realpath(os.path.join(ROOT, "build")):
-        print("not done: quickstart.sh serves ROOT/build, and the build at hand is another")
-        return
+        raise cluster.Skipped("quickstart.sh serves ROOT/build, and the build at hand is another")
     c = Cluster()
     try:
         ninja = os.path.join(BUILD, "build.ninja")
@@ -92,7 +91,8 @@ def test_quickstart():
                              stdin=subprocess.DEVNULL)
         took = time.monotonic() - begun
         assert run.returncode == 0, (run.stdout, run.stderr, c.tails())
-        assert took < 60, took
+        assert took < 60, took          # bounded; how long it takes is printed, machines are shared
+        print(f"quickstart on what is built: {took:.1f} s")
         answer = run.stdout.split("> Say the alphabet.\n", 1)[1].split("It goes on running.")[0]
         assert "".join(x for x in answer.lower() if x.isalpha()).endswith(string.ascii_lowercase), answer
         assert os.stat(ninja).st_mtime_ns == before     # the build is what it was

@@ -556,6 +556,28 @@ static void the_network_is_asked_where_it_fits(void **state)
         assert_true(r.actions->reply && !r.actions->ask);
         assert_int_equal(r.actions->msg.u.draft_reply.ids_count, 7);
     }
+    /* Once a match counts for more than the network, only what has none goes there. */
+    static const struct {
+        uint32_t first, anchor;
+        bool match;
+    } orders[] = {{0, 6, false}, {2, 6, true}, {2, 9, false}, {3, 6, false}};
+    for (size_t i = 0; i < sizeof orders / sizeof orders[0]; i++) {
+        uint32_t text[] = {5, 6, 7, 5, orders[i].anchor};
+        r.core->options.ngram_first = orders[i].first;
+        open_seq(&r, 1, 3, text, 5);
+        struct msg p = {.type = MSG_DRAFT_PROPOSE,
+                        .id = id_of(1),
+                        .u.draft_propose = {.epoch = 3,
+                                            .base_length = 5,
+                                            .anchor = orders[i].anchor,
+                                            .draft_count = 7,
+                                            .source = ""}};
+        step(&r, &p);
+        assert_true(r.actions->reply == orders[i].match && r.actions->ask != orders[i].match);
+        assert_true(!orders[i].match || (r.actions->msg.u.draft_reply.ids_count == 7 &&
+                                         r.actions->msg.u.draft_reply.ids[0] == 7));
+    }
+    open_seq(&r, 1, 3, ids, 5);
     assert_int_equal(r.core->counters.misfits, 2 * sizeof misfits / sizeof misfits[0]);
     /* Other tokens in the middle are told, so that the context goes back too. */
     const uint32_t other[] = {5, 6, 9};

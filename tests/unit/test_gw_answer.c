@@ -231,6 +231,8 @@ static bool run_answer(const uint32_t *ids, uint32_t count, uint32_t piece, uint
                                          .drafted = last_message * 4,
                                          .queue_us = 5,
                                          .prefill_us = 7,
+                                         .draft_us = 1000,
+                                         .verify_us = 12345,
                                          .spec = "fixed:4"};
         cut = gw_answer_tokens(&a, 0, &t, 0, 20 + at);
         at += n;
@@ -528,6 +530,7 @@ static void receipt_of_a_cut_answer(void **state)
     assert_true(last_message > 3 && last_message < count);
     assert_non_null(strstr(whole.text, want));
     assert_non_null(strstr(whole.text, "\"queue_ms\":0.005,\"prefill_ms\":0.007,"));
+    assert_non_null(strstr(whole.text, ",\"draft_ms\":1.000,\"verify_ms\":12.345,"));
     assert_non_null(strstr(whole.text, "\"spec\":\"fixed:4\""));
 }
 
