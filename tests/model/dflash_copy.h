@@ -241,24 +241,44 @@ static inline uint16_t *parts_tensor(struct parts *f, const char *name, size_t *
     return (uint16_t *)(void *)(f->data + from);
 }
 
-static inline void parts_add_as(struct parts *f, const char *name, const char *dtype, uint32_t rows,
-                                uint32_t width, const void *values, size_t bytes)
+/* An empty file with room for that many bytes of values. */
+static inline void parts_begin(struct parts *f, size_t bytes_max)
 {
-    char entry[256];
+    *f = (struct parts){.header = mem_take(2), .header_bytes = 2, .data = mem_take(bytes_max)};
+    memcpy(f->header, "{}", 2);
+}
+
+static inline void parts_add_shaped(struct parts *f, const char *name, const char *dtype,
+                                    const uint64_t *shape, uint32_t dims, const void *values,
+                                    size_t bytes)
+{
+    char entry[320];
     size_t end = f->header_bytes;
     while (f->header[end - 1] != '}')
         end--;
-    int n = snprintf(entry, sizeof(entry),
-                     ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%u,%u],\"data_offsets\":[%zu,%zu]}}",
-                     name, dtype, rows, width, f->data_bytes, f->data_bytes + bytes);
-    char *header = mem_take(end + (size_t)n + 1);
+    size_t n = (size_t)snprintf(entry, sizeof(entry), "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[",
+                                f->header[end - 2] == '{' ? "" : ",", name, dtype);
+    for (uint32_t i = 0; i < dims; i++)
+        n += (size_t)snprintf(entry + n, sizeof(entry) - n, "%s%llu", i > 0 ? "," : "",
+                              (unsigned long long)shape[i]);
+    n += (size_t)snprintf(entry + n, sizeof(entry) - n, "],\"data_offsets\":[%zu,%zu]}}",
+                          f->data_bytes, f->data_bytes + bytes);
+    assert_true(n < sizeof(entry));
+    char *header = mem_take(end + n + 1);
     memcpy(header, f->header, end - 1);
-    memcpy(header + end - 1, entry, (size_t)n);
+    memcpy(header + end - 1, entry, n);
     mem_give(f->header);
     f->header = header;
-    f->header_bytes = end - 1 + (size_t)n;
+    f->header_bytes = end - 1 + n;
     memcpy(f->data + f->data_bytes, values, bytes);
     f->data_bytes += bytes;
+}
+
+static inline void parts_add_as(struct parts *f, const char *name, const char *dtype, uint32_t rows,
+                                uint32_t width, const void *values, size_t bytes)
+{
+    const uint64_t shape[2] = {rows, width};
+    parts_add_shaped(f, name, dtype, shape, 2, values, bytes);
 }
 
 static inline void parts_add(struct parts *f, const char *name, uint32_t rows, uint32_t width,
