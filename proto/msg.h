@@ -135,7 +135,7 @@ struct msg_receipt {
     uint32_t concurrency; /* requests running at admission, this one included */
     uint64_t queue_us, prefill_us, decode_us;
     uint64_t draft_us, verify_us; /* of decode_us: waited for drafts, verify steps computed */
-    const char *spec; /* effective policy */
+    const char *spec;             /* effective policy */
     struct hash128 model_fp;
     const char *config_hash; /* hex */
 };

@@ -109,8 +109,8 @@ static const struct wire_field receipt_rows[] = {
     WIRE_ROW_U32(drafted),       WIRE_ROW_U32(accepted),      WIRE_ROW_U32(steps),
     WIRE_ROW_U32(preempted),     WIRE_ROW_U32(resumed),       WIRE_ROW_U32(concurrency),
     WIRE_ROW_U64(queue_us),      WIRE_ROW_U64(prefill_us),    WIRE_ROW_U64(decode_us),
-    WIRE_ROW_U64(draft_us),      WIRE_ROW_U64(verify_us),
-    WIRE_ROW_TEXT(spec),         WIRE_ROW_HASH(model_fp),     WIRE_ROW_TEXT(config_hash),
+    WIRE_ROW_U64(draft_us),      WIRE_ROW_U64(verify_us),     WIRE_ROW_TEXT(spec),
+    WIRE_ROW_HASH(model_fp),     WIRE_ROW_TEXT(config_hash),
 };
 #undef M
 #undef P

@@ -101,7 +101,7 @@ struct wk_stats {
     uint64_t steps_failed, tap_records;
     uint64_t tokens_cached, prompts_cached, prompts_cold;
     uint64_t snapshots, snapshots_refused, snapshots_skipped; /* skipped: no slot at that moment */
-    uint64_t step_us_last, verify_us;           /* of a decode step: all of them together */
+    uint64_t step_us_last, verify_us;              /* of a decode step: all of them together */
     uint64_t draft_waits, draft_us_last, draft_us; /* waits for drafts: how many, last, together */
     enum wk_plan_kind kind_last;
     uint32_t rows_last;

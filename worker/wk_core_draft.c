@@ -11,7 +11,7 @@
 #define ACCEPT_STEPS_MIN   64u  /* no alarm before so many steps */
 /* New ones of a sequence that asks nothing, before they are told: few, or the tap ring laps, and
  * what a drafter must catch up with makes the first answer after a pause late again. */
-#define FEED_TOKENS        8u
+#define FEED_TOKENS 8u
 
 bool wk_core_drafter_up(const struct wk_core *core, uint64_t now_us)
 {

@@ -82,8 +82,8 @@ struct wk_seq {
     uint64_t ready_us, served_us; /* prefill: since when, last slice (0 = none yet) */
     uint32_t drafted, accepted, steps, preempted, resumed, concurrency;
     uint64_t draft_us, verify_us; /* its steps: waited for drafts, were computed */
-    uint32_t cached; /* tokens of the prompt that its first lease brought along */
-    bool opened;     /* had a lease */
+    uint32_t cached;              /* tokens of the prompt that its first lease brought along */
+    bool opened;                  /* had a lease */
 };
 
 enum wk_grant_state {

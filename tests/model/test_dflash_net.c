@@ -29,6 +29,13 @@ static void unknown_things_are_refused_by_name(void **state)
         {"\"hidden_act\": \"silu\"", "\"hidden_act\": \"gelu\"", NULL, NULL, "hidden_act"},
         {"\"rope_theta\": 10000.0", "\"rope_thata\": 10000.0", NULL, NULL, "rope_theta"},
         {"\"rope_type\": \"default\"", "\"rope_type\": \"yarn\"", NULL, NULL, "rope_type"},
+        {"\"target_layer_ids\": [\n   4,\n   1,\n   6\n  ]", "\"target_layer_ids\": []", NULL, NULL,
+         "target_layer_ids"},
+        {"\"layer_types\": [\n  \"sliding_attention\",\n  \"sliding_attention\",\n  "
+         "\"sliding_attention\"\n ]",
+         "\"layer_types\": []", NULL, NULL, "layer_types"},
+        {"\"architectures\": [\n  \"DFlash2DraftModel\"\n ]", "\"architectures\": []", NULL, NULL,
+         "architectures"},
         {"\"num_target_layers\": 8", "\"num_target_layers\": 6", NULL, NULL, "target_layer_ids"},
         {"\"mask_token_id\": 1012", "\"mask_token_id\": 4096", NULL, NULL, "mask_token_id"},
         {"\"vocab_size\": 1024", "\"vocab_size\": 1000", NULL, NULL, "mask_token_id"},
@@ -232,6 +239,31 @@ static void the_anchor_and_the_taps_matter(void **state)
     mem_give(taps);
     mem_give(c.rows);
     mem_give(shifted.rows);
+    dflash_destroy(&d);
+}
+
+/* A channel far beyond what f16 holds, as large models have: sums and norms stay numbers, and the
+ * others still count. */
+static void an_outlier_channel_drowns_nothing(void **state)
+{
+    (void)state;
+    struct dflash *d = load_below(RANDOM);
+    struct dflash_context c = context_new(d), other = context_new(d);
+    struct block_seen a, b;
+    uint32_t ids[7];
+    float *taps = made_up_taps(13, 60);
+    for (uint32_t r = 0; r < 60 * TAPS; r++)
+        taps[r * HIDDEN + 17] = r % 2 == 0 ? 4e5f : -4e5f;
+    dflash_context_append(d, &c, taps, 60);
+    draft(d, &c, 5, ids, &a); /* finite: asserted there */
+    for (uint32_t r = 0; r < 60 * TAPS; r++)
+        taps[r * HIDDEN + 18] += 1e5f;
+    dflash_context_append(d, &other, taps, 60);
+    draft(d, &other, 5, ids, &b);
+    assert_memory_not_equal(a.hidden, b.hidden, sizeof(a.hidden));
+    mem_give(taps);
+    mem_give(c.rows);
+    mem_give(other.rows);
     dflash_destroy(&d);
 }
 
@@ -475,6 +507,7 @@ int main(void)
         cmocka_unit_test(position_is_relative),
         cmocka_unit_test(holes_and_crops),
         cmocka_unit_test(the_anchor_and_the_taps_matter),
+        cmocka_unit_test(an_outlier_channel_drowns_nothing),
         cmocka_unit_test(aliases_are_the_same_drafter),
         cmocka_unit_test(what_is_not_finite_is_refused_by_name),
         cmocka_unit_test(a_neutral_v2_is_a_v1),

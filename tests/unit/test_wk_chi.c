@@ -103,40 +103,63 @@ struct tally {
     uint64_t drafted, accepted;
 };
 
-static void text_make(struct toy *t, const struct wk_plan_setup *setup, uint32_t entry,
-                      enum drafting how, struct rng *rng, uint32_t ids[PROMPT + TOKENS],
-                      struct tally *tally)
+struct text {
+    struct wk_plan_setup setup;
+    uint32_t entry, count, ids[PROMPT + TOKENS];
+};
+
+static void text_begin(struct toy *t, struct text *x)
 {
-    struct wk_limits limits = {.output_tokens_max = TOKENS, .context_max = 64};
-    uint32_t count = PROMPT;
+    x->count = PROMPT;
     wk_plan_clear(t->plan, 1, 1, WK_PLAN_PREFILL);
     t->plan->seq_count = t->plan->setup_count = 1;
-    t->plan->seqs[0] = (struct wk_plan_seq){.entry = entry, .fresh = true, .row_count = 1};
-    t->plan->setups[0] = *setup;
+    t->plan->seqs[0] = (struct wk_plan_seq){.entry = x->entry, .fresh = true, .row_count = 1};
+    t->plan->setups[0] = x->setup;
     wk_tables_take(t->tables, t->plan);
-    wk_tables_add(t->tables, entry, ids, PROMPT);
-    while (count < PROMPT + TOKENS) {
-        uint32_t hypothesis[PROMPT + TOKENS + WK_STEP_ROWS_MAX];
-        float logits[WK_STEP_ROWS_MAX][VOCAB];
-        struct wk_result_seq result;
-        uint32_t drafts = wk_verify_drafts_max(&limits, count, count - PROMPT,
-                                               how == DRAFT_NONE ? 0 : 1 + rng_below(rng, 7));
-        memcpy(hypothesis, ids, count * sizeof *ids);
-        for (uint32_t j = 0; j <= drafts; j++) {
-            uint32_t at = count + j;
-            memcpy(logits[j], table[hypothesis[at - 2]][hypothesis[at - 1]], sizeof logits[j]);
-            if (j < drafts)
-                hypothesis[at] = draft_of(hypothesis, at, how, rng);
+    wk_tables_add(t->tables, x->entry, x->ids, PROMPT);
+}
+
+static void text_step(struct toy *t, struct text *x, enum drafting how, struct rng *rng,
+                      struct tally *tally)
+{
+    static const struct wk_limits limits = {.output_tokens_max = TOKENS, .context_max = 64};
+    uint32_t hypothesis[PROMPT + TOKENS + WK_STEP_ROWS_MAX], count = x->count;
+    float logits[WK_STEP_ROWS_MAX][VOCAB];
+    struct wk_result_seq result;
+    uint32_t drafts = wk_verify_drafts_max(&limits, count, count - PROMPT,
+                                           how == DRAFT_NONE ? 0 : 1 + rng_below(rng, 7));
+    memcpy(hypothesis, x->ids, count * sizeof *x->ids);
+    for (uint32_t j = 0; j <= drafts; j++) {
+        uint32_t at = count + j;
+        memcpy(logits[j], table[hypothesis[at - 2]][hypothesis[at - 1]], sizeof logits[j]);
+        if (j < drafts)
+            hypothesis[at] = draft_of(hypothesis, at, how, rng);
+    }
+    wk_tables_sample(t->tables, t->sampler, x->entry, logits[0], drafts + 1, hypothesis + count,
+                     count - 1, &result);
+    struct wk_verdict v = wk_verify(&limits, count, count - PROMPT, hypothesis + count, drafts,
+                                    result.ids, result.count);
+    memcpy(x->ids + count, result.ids, v.final_count * sizeof *x->ids);
+    wk_tables_add(t->tables, x->entry, result.ids, v.final_count);
+    x->count += v.final_count;
+    tally->drafted += drafts;
+    tally->accepted += v.accepted;
+}
+
+/* Texts side by side, each in its own entry and at its own pace. */
+static void texts_make(struct toy *t, struct text *texts, uint32_t count, enum drafting how,
+                       struct rng *rng, struct tally *tally)
+{
+    for (uint32_t i = 0; i < count; i++)
+        text_begin(t, &texts[i]);
+    for (bool more = true; more;) {
+        more = false;
+        for (uint32_t i = 0; i < count; i++) {
+            if (texts[i].count == PROMPT + TOKENS)
+                continue;
+            text_step(t, &texts[i], how, rng, tally);
+            more = true;
         }
-        wk_tables_sample(t->tables, t->sampler, entry, logits[0], drafts + 1, hypothesis + count,
-                         count - 1, &result);
-        struct wk_verdict v = wk_verify(&limits, count, count - PROMPT, hypothesis + count, drafts,
-                                        result.ids, result.count);
-        memcpy(ids + count, result.ids, v.final_count * sizeof *ids);
-        wk_tables_add(t->tables, entry, result.ids, v.final_count);
-        count += v.final_count;
-        tally->drafted += drafts;
-        tally->accepted += v.accepted;
     }
 }
 
@@ -214,6 +237,11 @@ static const struct {
      {.temperature = 1, .top_p = 1, .repetition_penalty = 1, .frequency_penalty = 1.1}},
 };
 
+static uint32_t cell_of(const struct text *x)
+{
+    return x->ids[2] * 25 + x->ids[3] * 5 + x->ids[4];
+}
+
 static void texts_have_the_law_of_the_chain(void **state)
 {
     (void)state;
@@ -227,21 +255,28 @@ static void texts_have_the_law_of_the_chain(void **state)
             uint32_t seen[CELLS] = {0}, prompt[PROMPT] = {(uint32_t)mode % VOCAB, how};
             double expected[CELLS];
             struct tally tally = {0, 0}, none = {0, 0};
-            struct wk_plan_setup setup = modes[mode].setup;
-            setup.prompt_count = PROMPT;
-            for (uint32_t i = 0; i < TEXTS; i++) {
-                uint32_t ids[PROMPT + TOKENS] = {prompt[0], prompt[1]}, plain[PROMPT + TOKENS];
-                memcpy(plain, ids, sizeof ids);
-                setup.seed = rng_u64(&rng);
-                text_make(&t, &setup, i % ENTRIES, (enum drafting)how, &rng, ids, &tally);
-                seen[ids[2] * 25 + ids[3] * 5 + ids[4]]++;
-                if (i % 8 != 0)
-                    continue;
-                text_make(&t, &setup, (i + 3) % ENTRIES, DRAFT_NONE, &rng, plain, &none);
-                assert_memory_equal(ids, plain, sizeof ids);
+            for (uint32_t made = 0, batch; made < TEXTS; made += batch) {
+                struct text texts[ENTRIES], plain;
+                batch = 1u << made / ENTRIES % 4; /* 1, 2, 4, 8 at a time */
+                batch = batch < TEXTS - made ? batch : TEXTS - made;
+                for (uint32_t i = 0; i < batch; i++) {
+                    texts[i] = (struct text){.setup = modes[mode].setup,
+                                             .entry = (made + i * 3) % ENTRIES,
+                                             .ids = {prompt[0], prompt[1]}};
+                    texts[i].setup.prompt_count = PROMPT;
+                    texts[i].setup.seed = rng_u64(&rng);
+                }
+                texts_make(&t, texts, batch, (enum drafting)how, &rng, &tally);
+                for (uint32_t i = 0; i < batch; i++)
+                    seen[cell_of(&texts[i])]++;
+                plain = texts[batch - 1]; /* the same alone and without drafts */
+                plain.entry = (plain.entry + 3) % ENTRIES;
+                memset(plain.ids + PROMPT, 0, TOKENS * sizeof *plain.ids);
+                texts_make(&t, &plain, 1, DRAFT_NONE, &rng, &none);
+                assert_memory_equal(texts[batch - 1].ids, plain.ids, sizeof plain.ids);
             }
             assert_true(tally.accepted > 0 && tally.accepted < tally.drafted);
-            cells_expected(&setup, prompt, expected);
+            cells_expected(&modes[mode].setup, prompt, expected);
             chi_check(modes[mode].name, seen, expected);
         }
     }
@@ -257,16 +292,17 @@ static void a_wrong_law_is_seen(void **state)
     table_fill();
     toy_open(&t);
     rng_init(&rng, 0x5eed0083);
-    struct wk_plan_setup setup = modes[0].setup, other = setup;
+    struct text x = {.setup = modes[0].setup};
+    struct wk_plan_setup other = x.setup;
     uint32_t seen[CELLS] = {0}, prompt[PROMPT] = {1, 2};
     double expected[CELLS], chi = 0;
     struct tally tally = {0, 0};
-    setup.prompt_count = PROMPT;
+    x.setup.prompt_count = PROMPT;
+    memcpy(x.ids, prompt, sizeof prompt);
     for (uint32_t i = 0; i < TEXTS; i++) {
-        uint32_t ids[PROMPT + TOKENS] = {prompt[0], prompt[1]};
-        setup.seed = rng_u64(&rng);
-        text_make(&t, &setup, 0, DRAFT_GOOD, &rng, ids, &tally);
-        seen[ids[2] * 25 + ids[3] * 5 + ids[4]]++;
+        x.setup.seed = rng_u64(&rng);
+        texts_make(&t, &x, 1, DRAFT_GOOD, &rng, &tally);
+        seen[cell_of(&x)]++;
     }
     other.temperature = 1.08;
     cells_expected(&other, prompt, expected);
