@@ -44,8 +44,8 @@ void wk_rows_destroy(struct wk_rows **rows_p);
 
 /* The memory of that layout, which kvmgr may need a while to read through; what was mapped before
  * is given up first.  settings: rows written under others are other rows.  ERR_TIMEOUT: kvmgr does
- * not answer; ERR_CANCELLED: *stop (may be NULL) became true; others: it refuses, or its arena is not
- * what was asked for. */
+ * not answer; ERR_CANCELLED: *stop (may be NULL) became true; others: it refuses, or its arena is
+ * not what was asked for. */
 MUST_USE enum err wk_rows_open(struct wk_rows *r, const struct kv_layout *layout,
                                const struct hash128 *settings, uint32_t wait_ms,
                                const atomic_bool *stop, struct model_kv *ret_kv,
