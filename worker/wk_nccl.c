@@ -69,6 +69,39 @@ static enum err library_load(const char *name, const char *const *usual, size_t 
     return ERR_UNSUPPORTED;
 }
 
+/* As NCCL counts: 2.8.4 is 2804, 2.9.6 and what came later 20906. */
+struct version_text {
+    char text[24];
+};
+
+static struct version_text version_text(int version)
+{
+    struct version_text t;
+    int major = version < 10000 ? 1000 : 10000;
+    snprintf(t.text, sizeof t.text, "%d.%d.%d", version / major, version % major / 100,
+             version % 100);
+    return t;
+}
+
+enum err wk_nccl_version(const struct wk_nccl_table *table, int built, int *ret_version,
+                         struct err_detail *detail)
+{
+    int version = 0, result = table->get_version(&version);
+    if (result != 0)
+        return err_set(detail, ERR_UNSUPPORTED, "fabric=nccl: the library tells no version: %s",
+                       table->error_text(result));
+    if (version < WK_NCCL_VERSION_MIN)
+        return err_set(detail, ERR_UNSUPPORTED,
+                       "fabric=nccl: the library is NCCL %s, too old: %s or later is needed",
+                       version_text(version).text, version_text(WK_NCCL_VERSION_MIN).text);
+    if (built > 0 && version / 10000 != built / 10000)
+        return err_set(detail, ERR_UNSUPPORTED,
+                       "fabric=nccl: the library is NCCL %s, this worker was compiled for %s",
+                       version_text(version).text, version_text(built).text);
+    *ret_version = version;
+    return ERR_OK;
+}
+
 static void variables_set(const struct wk_nccl_settings *s)
 {
     char text[16];
@@ -121,6 +154,7 @@ enum err wk_nccl_load(const char *nccl_name, const char *cuda_name,
                      detail));
     TRY(library_load(cuda_name, cuda_names, ARRAY_COUNT(cuda_names), cuda, ARRAY_COUNT(cuda),
                      detail));
+    TRY(wk_nccl_version(&t, wk_nccl_built(), &t.version, detail));
     *ret_table = t;
     return ERR_OK;
 }
@@ -221,18 +255,6 @@ enum err wk_nccl_wait(struct wk_nccl *n, void *stream, const char *what)
 
 /* ---- life ---- */
 
-static enum err version_check(struct wk_nccl *n)
-{
-    int version = 0;
-    char text[80];
-    TRY(nccl_check(n, n->t->get_version(&version), "version"));
-    if (version >= WK_NCCL_VERSION_MIN)
-        return ERR_OK;
-    snprintf(text, sizeof text, "%d is too old, %d or later is needed", version,
-             WK_NCCL_VERSION_MIN);
-    return nccl_fail(n, ERR_UNSUPPORTED, "version", text);
-}
-
 static enum err comm_open(struct wk_nccl *n, const struct wk_nccl_id *id)
 {
     struct wk_nccl_config config = {
@@ -257,7 +279,6 @@ static enum err comm_form(struct wk_nccl *n)
 {
     struct wk_nccl_id own = {{0}}, all[WK_RANKS_MAX];
     TRY(wk_nccl_cuda(n, n->t->device_set((int)n->options.device), "device"));
-    TRY(version_check(n));
     /* An id begins a thread that waits for all ranks, for ever: not before all can come. */
     enum err e = wk_barrier(n->f);
     if (e == ERR_OK && wk_fabric_rank(n->f) == 0)

@@ -14,7 +14,6 @@
 #ifndef WORKER_WK_NCCL_H
 #define WORKER_WK_NCCL_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -69,6 +68,7 @@ struct wk_nccl_table {
     int (*stream_destroy)(void *stream);
     int (*stream_query)(void *stream);
     const char *(*cuda_text)(int error);
+    int version; /* of the library that was found */
 };
 
 struct wk_nccl_settings {
@@ -78,14 +78,20 @@ struct wk_nccl_settings {
     const char *interface; /* for its own connections, "" = any */
 };
 
-/* Whether NCCL's header was there when this was built: what it does not vouch for is not used. */
-bool wk_nccl_built(void);
+/* The version of NCCL's header when this was built, as NCCL counts them; 0 = there was none.  What
+ * a header does not vouch for is not used. */
+int wk_nccl_built(void);
 
 /* Names of the libraries, NULL or "" = the usual ones.  Sets the NCCL_* variables before the
- * library starts.  ERR_UNSUPPORTED: not there, or a function is missing; detail names it. */
+ * library starts.  ERR_UNSUPPORTED: not there, a function is missing, or wk_nccl_version's reason;
+ * detail names it. */
 MUST_USE enum err wk_nccl_load(const char *nccl_name, const char *cuda_name,
                                const struct wk_nccl_settings *settings,
                                struct wk_nccl_table *ret_table, struct err_detail *detail);
+/* ERR_UNSUPPORTED: the library is older than what is used of it, or of another major version than
+ * `built` (0 = no matter), whose structures and numbers may be others. */
+MUST_USE enum err wk_nccl_version(const struct wk_nccl_table *table, int built, int *ret_version,
+                                  struct err_detail *detail);
 /* ERR_UNSUPPORTED: there is no such GPU. */
 MUST_USE enum err wk_nccl_device(const struct wk_nccl_table *table, uint32_t device,
                                  struct err_detail *detail);

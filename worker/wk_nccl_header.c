@@ -50,16 +50,16 @@ SAME_TYPE(ncclCommInitRankConfig, init_fn);
 SAME_TYPE(ncclCommGetAsyncError, error_fn);
 SAME_TYPE(cudaMemcpyAsync, copy_fn);
 
-bool wk_nccl_built(void)
+int wk_nccl_built(void)
 {
-    return true;
+    return NCCL_VERSION_CODE;
 }
 
 #else
 
-bool wk_nccl_built(void)
+int wk_nccl_built(void)
 {
-    return false;
+    return 0;
 }
 
 #endif

@@ -101,6 +101,7 @@ static enum err nccl_open(struct wk_ranks *r, struct err_detail *detail)
         return err_set(detail, ERR_UNSUPPORTED,
                        "fabric=nccl: this build is without it, nccl.h was not found then; use tcp");
     TRY(wk_nccl_load(o->nccl_library, o->cuda_library, &o->nccl_settings, &r->nccl, detail));
+    log_info(WORKER, "nccl found", "version=%d compiled_for=%d", r->nccl.version, wk_nccl_built());
     return wk_nccl_device(&r->nccl, o->cuda_device, detail);
 }
 
@@ -150,11 +151,13 @@ static enum err nccl_form(struct wk_ranks *r, struct err_detail *detail)
     return r->options.nccl ? wk_nccl_host_create(&o, &r->paths.nccl, detail) : ERR_OK;
 }
 
-/* Ranks that exchange their activations over different things would wait for each other. */
+/* Ranks that exchange their activations over different things would wait for each other; NCCL wants
+ * one version of itself everywhere. */
 static struct hash128 settings_all(const struct wk_ranks *r, const struct hash128 *settings)
 {
     struct hash128 all[2] = {*settings, {{0}}};
     all[1].bytes[0] = r->options.nccl;
+    memcpy(all[1].bytes + 4, &r->nccl.version, sizeof r->nccl.version);
     return hash_xxh3_once(all, sizeof all);
 }
 

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -30,6 +31,7 @@ struct world {
     struct wk_link (*link)(const struct world *w, uint32_t rank); /* NULL = the local one */
     void (*body)(struct world *w, struct wk_fabric *f, uint32_t rank);
     void *arg;
+    atomic_uint done;
 };
 
 struct world_rank {
@@ -96,6 +98,7 @@ static inline void world_run(struct world *w,
     w->local = world_open(w);
     w->body = body;
     w->arg = arg;
+    atomic_store(&w->done, 0);
     for (uint32_t r = 0; r < w->ranks; r++) {
         ranks[r] = (struct world_rank){.world = w, .rank = r};
         assert_int_equal(pthread_create(&ranks[r].thread, NULL, world_main, &ranks[r]), 0);
@@ -119,6 +122,14 @@ static inline void world_fini(struct world *w)
             abort();                                                                               \
         }                                                                                          \
     } while (0)
+
+/* The last of a body, once: a rank that leaves ends the group for one that still looks around. */
+static inline void world_all_done(struct world *w)
+{
+    atomic_fetch_add(&w->done, 1);
+    while (atomic_load(&w->done) < w->ranks)
+        usleep(500);
+}
 
 static inline void must_join(struct wk_fabric *f, uint32_t wait_ms)
 {

@@ -2,7 +2,8 @@
 /* A library with the names of NCCL and of the CUDA runtime that moves the bytes for real, between
  * threads or processes of one host: "device" memory is memory, a communicator is a shared file
  * named by its id.  As theirs, nothing here blocks: what is put into a stream runs while the stream
- * is asked for.  Trouble on demand: FAKE_NCCL_FAIL=init|gather|stream|device.  For tests only. */
+ * is asked for.  Trouble on demand: FAKE_NCCL_FAIL=init|gather|stream|device, and a
+ * FAKE_NCCL_VERSION.  For tests only. */
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -58,8 +59,9 @@ static int troubled(const char *what)
 int ncclGetVersion(int *ret);
 int ncclGetVersion(int *ret)
 {
-    *ret = 22809;
-    return 0;
+    const char *version = getenv("FAKE_NCCL_VERSION");
+    *ret = version != NULL ? atoi(version) : 22809;
+    return *ret < 0 ? 3 : 0;
 }
 
 struct id {

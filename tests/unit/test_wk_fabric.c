@@ -5,6 +5,7 @@
 #include "lib/base/clock.h"
 #include "lib/base/mem.h"
 #include "lib/base/rng.h"
+#include "worker/wk_fabric_parts.h"
 
 #define COUNT_MAX 5000u
 
@@ -95,8 +96,8 @@ static void body_rounds(struct world *w, struct wk_fabric *f, uint32_t rank)
     for (uint32_t round = 0; round < 30; round++)
         MUST(round_run(w, f, &b, round) == ERR_OK);
     MUST(wk_fabric_fault(f, NULL) == ERR_OK);
-    MUST(wk_barrier(f) == ERR_OK); /* nobody leaves before all have looked */
     buffers_give(&b);
+    world_all_done(w);
 }
 
 static void test_rounds(void **state)
@@ -246,6 +247,85 @@ static void test_answer_lost(void **state)
     assert_int_equal(seen.code[0], ERR_CORRUPT);
     assert_true(seen.code[1] == ERR_EPOCH || seen.code[1] == ERR_CLOSED);
     assert_true(seen.us[0] < 3000000 && seen.us[1] < 3000000);
+}
+
+/* Both wait for each other's message for a while, and show how many they have sent. */
+static void long_wait(struct wk_fabric *f, uint32_t rank, uint32_t late)
+{
+    if (rank == late)
+        usleep(WK_SHOW_US + WK_MISSING_US + 200000);
+    MUST(wk_barrier(f) == ERR_OK);
+}
+
+static void body_anew(struct world *w, struct wk_fabric *f, uint32_t rank)
+{
+    must_join(f, 10000);
+    for (int i = 0; i < 20; i++)
+        MUST(wk_barrier(f) == ERR_OK);
+    long_wait(f, rank, 0);
+    long_wait(f, rank, 1);
+    wk_fabric_leave(f);
+    must_join(f, 10000);
+    long_wait(f, rank, 0); /* who waits here looks at what the other showed */
+    long_wait(f, rank, 1);
+    world_all_done(w);
+}
+
+/* What was sent in an epoch that is over is not missed in the next. */
+static void test_sent_is_of_the_epoch(void **state)
+{
+    (void)state;
+    struct world w;
+    world_init(&w, 2, 1024);
+    world_run(&w, body_anew, NULL);
+    world_fini(&w);
+}
+
+/* ---- a message that comes later than the word that it was sent ---- */
+
+static const struct wk_link_ops *_Atomic shown;
+static _Atomic uint64_t hidden_until_us;
+
+static enum err receive_hidden(void *self, uint32_t peer, struct wk_link_message *ret_message,
+                               uint64_t wait_us)
+{
+    if (clock_mono_us() >= atomic_load(&hidden_until_us))
+        return atomic_load(&shown)->receive(self, peer, ret_message, wait_us);
+    usleep((useconds_t)wait_us);
+    return ERR_BUSY;
+}
+
+static struct wk_link link_hiding(const struct world *w, uint32_t rank)
+{
+    static struct wk_link_ops ops[2];
+    struct err_detail detail;
+    struct wk_link link;
+    MUST(wk_link_local(w->local, rank, &link, &detail) == ERR_OK);
+    atomic_store(&shown, link.ops); /* one table for all ranks */
+    ops[rank] = *link.ops;
+    ops[rank].receive = receive_hidden;
+    link.ops = &ops[rank];
+    return link;
+}
+
+static void body_later(struct world *w, struct wk_fabric *f, uint32_t rank)
+{
+    must_join(f, 10000);
+    MUST(wk_barrier(f) == ERR_OK);
+    if (rank == 0)
+        atomic_store(&hidden_until_us, clock_mono_us() + WK_SHOW_US + WK_MISSING_US / 3);
+    MUST(wk_barrier(f) == ERR_OK);
+    world_all_done(w);
+}
+
+static void test_later_is_not_lost(void **state)
+{
+    (void)state;
+    struct world w;
+    world_init(&w, 2, 1024);
+    w.link = link_hiding;
+    world_run(&w, body_later, NULL);
+    world_fini(&w);
 }
 
 static void test_corrupt(void **state)
@@ -412,8 +492,8 @@ static void body_tell(struct world *w, struct wk_fabric *f, uint32_t rank)
         MUST(wk_hear(f, bytes, 10, &count, 30) == ERR_BUSY);
     wk_fabric_step(f, 9);
     MUST(wk_barrier(f) == ERR_OK);
-    (void)w;
     mem_give(bytes);
+    world_all_done(w);
 }
 
 /* Hearing where the others are in a collective, and more than there is room for, are faults. */
@@ -487,6 +567,8 @@ int main(void)
         cmocka_unit_test(test_drop),
         cmocka_unit_test(test_drop_both_ways),
         cmocka_unit_test(test_answer_lost),
+        cmocka_unit_test(test_sent_is_of_the_epoch),
+        cmocka_unit_test(test_later_is_not_lost),
         cmocka_unit_test(test_corrupt),
         cmocka_unit_test(test_stall_and_close),
         cmocka_unit_test(test_diverge),

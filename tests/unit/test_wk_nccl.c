@@ -21,6 +21,8 @@ int mallctl(const char *name, void *old, size_t *old_bytes, void *new, size_t ne
 struct fake {
     int version, init_polls, stream_polls; /* polls until done; -1 = never */
     int init_result, gather_result, async_error, stream_error;
+    int version_result, send_result, receive_result, end_result;
+    bool exchange_hangs;
     int polls, inits, aborts, gathers, groups, sends, receives;
     int ctas_max, blocking, device, device_result;
     struct wk_nccl_id id;
@@ -32,7 +34,7 @@ static _Thread_local struct fake *self;
 static int fake_version(int *ret)
 {
     *ret = self->version;
-    return 0;
+    return self->version_result;
 }
 
 static int fake_id(struct wk_nccl_id *ret)
@@ -80,19 +82,24 @@ static int fake_send(const void *own, size_t count, int type, int peer, void *co
 {
     MUST(comm == self && count == 8 && type == 0 && peer < 2 && stream == (void *)self);
     MUST(((const char *)own)[0] == (char)('a' + peer));
-    return self->sends++, 0;
+    return self->sends++, self->send_result;
 }
 
 static int fake_receive(void *theirs, size_t count, int type, int peer, void *comm, void *stream)
 {
     MUST(comm == self && count == 8 && type == 0 && peer < 2 && stream == (void *)self);
     ((char *)theirs)[0] = (char)('A' + peer);
-    return self->receives++, 0;
+    return self->receives++, self->receive_result;
 }
 
 static int fake_group(void)
 {
     return self->groups++, 0;
+}
+
+static int fake_group_end(void)
+{
+    return self->groups++, self->end_result;
 }
 
 static const char *fake_text(int error)
@@ -105,6 +112,8 @@ static int fake_query(void *stream)
     MUST(stream == (void *)self);
     if (self->stream_error != 0)
         return self->stream_error;
+    if (self->exchange_hangs && self->sends > 0)
+        return WK_CUDA_NOT_READY;
     if (self->stream_polls == 0)
         return 0;
     self->stream_polls -= self->stream_polls > 0;
@@ -132,7 +141,7 @@ static const struct wk_nccl_table table = {
     .send = fake_send,
     .receive = fake_receive,
     .group_start = fake_group,
-    .group_end = fake_group,
+    .group_end = fake_group_end,
     .error_text = fake_text,
     .stream_query = fake_query,
     .cuda_text = fake_cuda_text,
@@ -141,7 +150,7 @@ static const struct wk_nccl_table table = {
 
 struct play {
     struct fake fakes[2];
-    enum err created[2], gathered[2], exchanged[2], again[2];
+    enum err created[2], gathered[2], exchanged[2], again[2], left[2];
     struct err_detail detail[2];
     uint64_t us[2];
     bool hangs;          /* something never ends: a short deadline */
@@ -179,9 +188,10 @@ static void body(struct world *w, struct wk_fabric *f, uint32_t rank)
             p->exchanged[rank] = wk_nccl_wait(n, self, "all_to_all");
         if (p->exchanged[rank] == ERR_OK)
             MUST(all[0] == 'A' && all[8] == 'B');
+        else /* nothing is called after the abort */
+            MUST(wk_nccl_all_to_all(n, own, 8, all, self) == p->exchanged[rank]);
         wk_nccl_fault(n, &p->detail[rank]);
-        if (p->gathered[rank] == ERR_OK)
-            MUST(wk_barrier(f) == ERR_OK);
+        p->left[rank] = p->exchanged[rank] == ERR_OK ? wk_barrier(f) : wk_fabric_fault(f, NULL);
     }
     while (p->gone && !atomic_load(&p->decided))
         usleep(1000);
@@ -208,7 +218,7 @@ static void test_sound(void **state)
     struct play p = play_run(&sound, &sound, 0);
     for (int r = 0; r < 2; r++) {
         const struct fake *k = &p.fakes[r];
-        if (p.created[r] + p.gathered[r] + p.again[r] + p.exchanged[r] != ERR_OK)
+        if (p.created[r] + p.gathered[r] + p.again[r] + p.exchanged[r] + p.left[r] != ERR_OK)
             fail_msg("rank %d: %s", r, p.detail[r].text);
         assert_int_equal(k->inits, 1);
         assert_int_equal(k->gathers, 2);
@@ -266,16 +276,40 @@ static void test_no_device(void **state)
     assert_int_not_equal(p.created[0], ERR_OK);
 }
 
-static void test_old_version(void **state)
+/* What the library says of itself, against the least that is used and what the build knew. */
+static void test_versions(void **state)
 {
     (void)state;
-    struct fake old = sound;
-    old.version = 21805;
-    struct play p = play_run(&old, &sound, 0);
-    assert_int_equal(p.created[0], ERR_UNSUPPORTED);
-    assert_non_null(strstr(p.detail[0].text, "21805 is too old"));
-    assert_int_equal(p.fakes[0].inits, 0);
-    assert_int_not_equal(p.created[1], ERR_OK);
+    static const struct {
+        int found, built;
+        const char *refusal; /* NULL = taken */
+    } rows[] = {
+        {22304, 22304, NULL},
+        {22807, 22304, NULL},
+        {22304, 22807, NULL}, /* no more of it is used than that one has */
+        {30001, 0, NULL},
+        {22303, 22807, "is NCCL 2.23.3, too old: 2.23.4 or later is needed"},
+        {2804, 22807, "is NCCL 2.8.4, too old: 2.23.4 or later is needed"},
+        {0, 0, "is NCCL 0.0.0, too old"},
+        {30001, 22807, "is NCCL 3.0.1, this worker was compiled for 2.28.7"},
+    };
+    struct fake k = sound;
+    self = &k;
+    for (size_t i = 0; i < ARRAY_COUNT(rows); i++) {
+        struct err_detail detail = {{0}};
+        int version = -1;
+        k.version = rows[i].found;
+        enum err e = wk_nccl_version(&table, rows[i].built, &version, &detail);
+        assert_int_equal(e, rows[i].refusal == NULL ? ERR_OK : ERR_UNSUPPORTED);
+        assert_int_equal(version, rows[i].refusal == NULL ? rows[i].found : -1);
+        if (rows[i].refusal != NULL && strstr(detail.text, rows[i].refusal) == NULL)
+            fail_msg("%s", detail.text);
+    }
+    struct err_detail detail = {{0}};
+    int version;
+    k.version_result = 2;
+    assert_int_equal(wk_nccl_version(&table, 0, &version, &detail), ERR_UNSUPPORTED);
+    assert_non_null(strstr(detail.text, "tells no version: unhandled system error"));
 }
 
 static void test_collective_hangs(void **state)
@@ -299,6 +333,33 @@ static void test_async_error(void **state)
     bad.stream_error = 719;
     p = play_run(&stuck, &bad, 0);
     expect_failed(&p, 1, ERR_IO, "all_gather: unspecified launch failure");
+}
+
+/* Sending, receiving and the end of their group may each fail: the group is ended all the same,
+ * then the communicator, and the rank that waits in its stream is not left there. */
+static void test_exchange_fails(void **state)
+{
+    (void)state;
+    struct fake stuck = sound, bad[3] = {sound, sound, sound};
+    stuck.exchange_hangs = true;
+    bad[0].send_result = bad[1].receive_result = bad[2].end_result = 2;
+    for (int i = 0; i < 3; i++) {
+        struct play p = play_run(&stuck, &bad[i], 0);
+        const struct fake *k = &p.fakes[1];
+        assert_int_equal(p.gathered[0] + p.gathered[1], ERR_OK);
+        assert_int_equal(p.exchanged[1], ERR_IO);
+        assert_non_null(strstr(p.detail[1].text, "nccl all_to_all: unhandled system error"));
+        assert_int_equal(k->groups, 2);
+        assert_int_equal(k->sends, i < 2 ? 1 : 2);
+        assert_int_equal(k->receives, i);
+        assert_int_not_equal(p.exchanged[0], ERR_OK);
+        assert_int_not_equal(p.exchanged[0], ERR_TIMEOUT);
+        for (int r = 0; r < 2; r++) {
+            assert_int_equal(p.fakes[r].aborts, 1);
+            assert_int_not_equal(p.left[r], ERR_OK);
+            assert_true(p.us[r] < DEADLINE_MS * 900);
+        }
+    }
 }
 
 /* A rank that has gone is noticed by its silence on the fabric, before any deadline. */
@@ -529,6 +590,19 @@ static void test_load(void **state)
     assert_string_equal(getenv("NCCL_BUFFSIZE"), "1048576");
     assert_string_equal(getenv("NCCL_IB_HCA"), "rocep1s0f0");
     assert_null(getenv("NCCL_SOCKET_IFNAME"));
+    char fake[1024];
+    snprintf(fake, sizeof fake, "%s/tests/unit/libfake_nccl.so", getenv("TANDEM_BUILD_ROOT"));
+    setenv("FAKE_NCCL_VERSION", "21805", 1);
+    assert_int_equal(wk_nccl_load(fake, fake, &s, &t, &detail), ERR_UNSUPPORTED);
+    assert_non_null(strstr(detail.text, "is NCCL 2.18.5, too old"));
+    setenv("FAKE_NCCL_VERSION", "30100", 1);
+    assert_int_equal(wk_nccl_load(fake, fake, &s, &t, &detail),
+                     wk_nccl_built() > 0 ? ERR_UNSUPPORTED : ERR_OK);
+    if (wk_nccl_built() > 0)
+        assert_non_null(strstr(detail.text, "is NCCL 3.1.0, this worker was compiled for 2."));
+    unsetenv("FAKE_NCCL_VERSION");
+    assert_int_equal(wk_nccl_load(fake, fake, &s, &t, &detail), ERR_OK);
+    assert_int_equal(t.version, 22809);
 }
 
 int main(void)
@@ -536,11 +610,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sound),       cmocka_unit_test(test_init_hangs),
         cmocka_unit_test(test_init_fails),  cmocka_unit_test(test_no_device),
-        cmocka_unit_test(test_old_version), cmocka_unit_test(test_collective_hangs),
+        cmocka_unit_test(test_versions),    cmocka_unit_test(test_collective_hangs),
         cmocka_unit_test(test_async_error), cmocka_unit_test(test_peer_gone),
         cmocka_unit_test(test_host),        cmocka_unit_test(test_host_trouble),
         cmocka_unit_test(test_halves),      cmocka_unit_test(test_no_gpu),
-        cmocka_unit_test(test_load),
+        cmocka_unit_test(test_load),        cmocka_unit_test(test_exchange_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
