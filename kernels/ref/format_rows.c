@@ -94,6 +94,25 @@ static void fp4_row(const struct op_quantised *w, uint32_t row, uint32_t first, 
         out[i] = w->global_divides ? out[i] / w->global : out[i] * w->global;
 }
 
+/* A loop for each dtype, which the compiler turns into vectors. */
+static void plain_row(const struct op_quantised *w, uint32_t row, uint32_t first, uint32_t count,
+                      float *out)
+{
+    const uint8_t *from = w->codes + row * w->row_bytes + first * op_dtype_bytes(w->dtype);
+    if (w->dtype == OP_F32) {
+        memcpy(out, from, count * sizeof(*out));
+    } else if (w->dtype == OP_BF16) {
+        for (uint32_t i = 0; i < count; i++) {
+            uint16_t bits;
+            memcpy(&bits, from + i * sizeof(bits), sizeof(bits));
+            out[i] = op_f32_from_bf16(bits);
+        }
+    } else {
+        for (uint32_t i = 0; i < count; i++)
+            out[i] = element_at(from, OP_F16, i);
+    }
+}
+
 void op_quantised_row(const struct op_quantised *w, uint32_t row, uint32_t first, uint32_t count,
                       float *ret_values)
 {
@@ -101,8 +120,7 @@ void op_quantised_row(const struct op_quantised *w, uint32_t row, uint32_t first
     CHECK(first <= w->in && count <= w->in - first);
     switch (w->format) {
     case OP_FORMAT_PLAIN:
-        for (uint32_t i = 0; i < count; i++)
-            ret_values[i] = element_at(w->codes + row * w->row_bytes, w->dtype, first + i);
+        plain_row(w, row, first, count, ret_values);
         return;
     case OP_FORMAT_FP8:
     case OP_FORMAT_MXFP8:

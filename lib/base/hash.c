@@ -6,6 +6,9 @@
 #include <sodium.h>
 #include <string.h>
 #include <xxhash.h>
+#ifdef HAVE_XXH_DISPATCH
+#include <xxh_x86dispatch.h> /* the same functions, by the vectors that the processor has */
+#endif
 
 #include "lib/base/check.h"
 

@@ -117,12 +117,24 @@ MUST_USE enum err format_check_values(const char *prefix, const struct format_in
                                       const struct op_quantised *weight,
                                       enum format_fault *ret_fault, struct err_detail *detail);
 
-/* False if one of count bytes of w's codes, whole elements, is not finite. */
-bool format_codes_sound(const struct op_quantised *w, const void *bytes, uint64_t count);
-/* The same as format_check_values without a look at the codes. */
-MUST_USE enum err format_check_scales(const char *prefix, const struct format_info *info,
-                                      const struct op_quantised *weight,
-                                      enum format_fault *ret_fault, struct err_detail *detail);
+/* What of a weight has values to be checked, each in a tensor of its own. */
+enum format_part {
+    FORMAT_PART_CODES,
+    FORMAT_PART_SCALES,
+    FORMAT_PART_BIAS,
+    FORMAT_PART_SUH,
+    FORMAT_PART_SVH,
+    FORMAT_PART_COUNT
+};
+
+/* Where the part lies in the mapping; NULL if there is none. */
+const void *format_part_data(const struct op_quantised *w, enum format_part part);
+
+/* format_check_values bit by bit, without a name for what is wrong: false if one of count bytes of
+ * the part, whole elements, is not sound; or if the global scale is not. */
+bool format_part_sound(const struct op_quantised *w, enum format_part part, const void *bytes,
+                       uint64_t count);
+bool format_global_sound(const struct op_quantised *w);
 
 /* First of a run of floats, aligned or not, that is infinite or NaN; count if there is none. */
 uint64_t format_not_finite(const void *data, enum op_dtype dtype, uint64_t count);

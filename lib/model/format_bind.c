@@ -10,12 +10,15 @@
 
 #define PREFIX_BYTES 1024
 
-/* Every tensor under a prefix, as detection wants it and as it lies in the file. */
+/* Every tensor under a prefix, as detection wants it and as it lies in the file.  Markers and
+ * single scales are read, not mapped: a page fault for every four bytes would be most of a bind. */
 struct found {
     struct format_tensor tensors[FORMAT_TENSORS_MAX];
     const struct safetensors_tensor *stored[FORMAT_TENSORS_MAX];
+    uint8_t fours[FORMAT_TENSORS_MAX][4]; /* of tensors of four bytes */
     uint32_t count;
     bool overflow;
+    const struct safetensors_tensor *unread; /* could not be read; NULL as a rule */
 };
 
 static uint32_t first_not_before(const struct safetensors *set, const char *name)
@@ -56,13 +59,16 @@ static void find_under(const struct safetensors *set, const char *start, bool sh
             f->overflow = true;
             return;
         }
+        uint8_t *four = f->fours[f->count];
+        if (t->bytes == 4 && safetensors_read(set, t, 0, four, 4) != ERR_OK)
+            f->unread = t;
         bool marker = t->dtype == SAFETENSORS_I32 && t->bytes == 4;
         f->stored[f->count] = t;
         f->tensors[f->count++] = (struct format_tensor){.suffix = t->name + bytes,
                                                         .dtype = t->dtype,
                                                         .dims = t->dims,
                                                         .shape = t->shape,
-                                                        .marker = marker ? t->data : NULL,
+                                                        .marker = marker ? four : NULL,
                                                         .shared_h = shared};
     }
 }
@@ -83,12 +89,20 @@ static bool shared_prefix(const char *prefix, char ret_start[PREFIX_BYTES])
     return bytes > 0 && bytes < PREFIX_BYTES;
 }
 
+/* f->count if there is none. */
+static uint32_t stored_at(const struct found *f, const char *suffix)
+{
+    uint32_t i = 0;
+    while (i < f->count &&
+           (suffix == NULL || f->tensors[i].shared_h || strcmp(f->tensors[i].suffix, suffix) != 0))
+        i++;
+    return i;
+}
+
 static const struct safetensors_tensor *stored(const struct found *f, const char *suffix)
 {
-    for (uint32_t i = 0; suffix != NULL && i < f->count; i++)
-        if (!f->tensors[i].shared_h && strcmp(f->tensors[i].suffix, suffix) == 0)
-            return f->stored[i];
-    return NULL;
+    uint32_t i = stored_at(f, suffix);
+    return i < f->count ? f->stored[i] : NULL;
 }
 
 static const uint8_t *stored_data(const struct found *f, const char *suffix)
@@ -213,7 +227,9 @@ static void fill_weight(const struct found *f, const struct format_info *info,
     }
     w->scales = scales_of(info, stored_data(f, info->scale));
     if (w->format == OP_FORMAT_NVFP4) {
-        memcpy(&w->global, stored_data(f, info->global), sizeof(w->global));
+        uint32_t global = stored_at(f, info->global);
+        CHECK(global < f->count && f->stored[global]->bytes == sizeof(w->global));
+        memcpy(&w->global, f->fours[global], sizeof(w->global));
         w->global_divides = info->kind == FORMAT_NVFP4_CT;
     }
 }
@@ -228,6 +244,7 @@ enum err format_bind(const struct safetensors *set, const char *prefix, uint32_t
     struct format_info info;
     f.count = 0;
     f.overflow = false;
+    f.unread = NULL;
     int bytes = snprintf(start, sizeof(start), "%s.", prefix);
     if (bytes < 0 || (size_t)bytes >= sizeof(start)) {
         *ret_fault = FORMAT_FAULT_UNSUPPORTED;
@@ -240,6 +257,11 @@ enum err format_bind(const struct safetensors *set, const char *prefix, uint32_t
         *ret_fault = FORMAT_FAULT_UNSUPPORTED;
         return err_set(detail, ERR_UNSUPPORTED, "unsupported: %s: more than %u tensors", prefix,
                        FORMAT_TENSORS_MAX);
+    }
+    if (f.unread != NULL) {
+        *ret_fault = FORMAT_FAULT_MISSING_TENSOR;
+        return err_set(detail, ERR_IO, "%s: tensor \"%s\" cannot be read",
+                       safetensors_file_name(set, f.unread->shard), f.unread->name);
     }
     TRY(format_detect(prefix, out, in, f.tensors, f.count, hint, &info, ret_fault, detail));
     if (info.kind == FORMAT_EXL3_RANKED) {

@@ -120,9 +120,14 @@ static enum err check_scales(struct format_case *c, const struct op_quantised *w
     return ERR_OK;
 }
 
+bool format_global_sound(const struct op_quantised *w)
+{
+    return w->format != OP_FORMAT_NVFP4 || (isfinite(w->global) && w->global > 0);
+}
+
 static enum err check_global(struct format_case *c, const struct op_quantised *w)
 {
-    if (w->format == OP_FORMAT_NVFP4 && !(isfinite(w->global) && w->global > 0))
+    if (!format_global_sound(w))
         return format_refuse(c, FORMAT_FAULT_BAD_VALUE, c->info->global,
                              "%g, not finite and positive", (double)w->global);
     return ERR_OK;
@@ -154,7 +159,7 @@ static enum err check_vector(struct format_case *c, const char *suffix, const vo
     return ERR_OK;
 }
 
-static enum err check_all(struct format_case *c, const struct op_quantised *w, bool codes)
+static enum err check_all(struct format_case *c, const struct op_quantised *w)
 {
     if (w->format == OP_FORMAT_EXL3) {
         TRY(check_vector(c, "suh", w->suh, OP_F16, op_exl3_padded(w->in)));
@@ -163,48 +168,91 @@ static enum err check_all(struct format_case *c, const struct op_quantised *w, b
         if (w->format != OP_FORMAT_PLAIN)
             TRY(check_scales(c, w));
         TRY(check_global(c, w));
-        if (codes)
-            TRY(check_codes(c, w));
+        TRY(check_codes(c, w));
     }
     return check_vector(c, "bias", w->bias, w->bias_dtype, w->out);
 }
 
-bool format_codes_sound(const struct op_quantised *w, const void *bytes, uint64_t count)
+static bool all_finite(const void *bytes, enum op_dtype dtype, uint64_t count)
 {
-    if (w->format == OP_FORMAT_PLAIN) {
-        uint64_t elements = count / op_dtype_bytes(w->dtype);
-        return format_not_finite(bytes, w->dtype, elements) == elements;
-    }
+    uint64_t elements = count / op_dtype_bytes(dtype);
+    return format_not_finite(bytes, dtype, elements) == elements;
+}
+
+static bool codes_sound(const struct op_quantised *w, const void *bytes, uint64_t count)
+{
+    if (w->format == OP_FORMAT_PLAIN)
+        return all_finite(bytes, w->dtype, count);
     if (w->format == OP_FORMAT_FP8 || w->format == OP_FORMAT_MXFP8)
         return find_code(bytes, count, OP_E4M3_NAN_MASK, OP_E4M3_NAN_MASK) == count;
     return true; /* every code is a number */
 }
 
-static enum err check_weight(const char *prefix, const struct format_info *info,
-                             const struct op_quantised *weight, bool codes,
-                             enum format_fault *ret_fault, struct err_detail *detail)
+static bool scales_sound(const struct op_quantised *w, const void *bytes, uint64_t count)
 {
-    CHECK(weight->out == info->out && weight->in == info->in);
-    struct format_info copy = *info;
-    struct format_case c = {
-        .prefix = prefix, .out = info->out, .in = info->in, .info = &copy, .detail = detail};
-    enum err e = check_all(&c, weight, codes);
-    *ret_fault = c.fault;
-    return e;
+    switch (w->scales.dtype) {
+    case OP_SCALE_E8M0:
+        return find_code(bytes, count, 0xff, OP_E8M0_NAN) == count;
+    case OP_SCALE_E4M3:
+        return find_code(bytes, count, 0x80, 0x80) == count &&
+               find_code(bytes, count, 0xff, 0x7f) == count;
+    case OP_SCALE_F32:
+        return all_finite(bytes, OP_F32, count);
+    case OP_SCALE_BF16:
+        return all_finite(bytes, OP_BF16, count);
+    case OP_SCALE_F16:
+        return all_finite(bytes, OP_F16, count);
+    }
+    return false;
+}
+
+bool format_part_sound(const struct op_quantised *w, enum format_part part, const void *bytes,
+                       uint64_t count)
+{
+    switch (part) {
+    case FORMAT_PART_CODES:
+        return codes_sound(w, bytes, count);
+    case FORMAT_PART_SCALES:
+        return scales_sound(w, bytes, count);
+    case FORMAT_PART_BIAS:
+        return all_finite(bytes, w->bias_dtype, count);
+    case FORMAT_PART_SUH:
+    case FORMAT_PART_SVH:
+        return all_finite(bytes, OP_F16, count);
+    default:
+        return false;
+    }
+}
+
+const void *format_part_data(const struct op_quantised *w, enum format_part part)
+{
+    switch (part) {
+    case FORMAT_PART_CODES:
+        return w->codes;
+    case FORMAT_PART_SCALES:
+        return w->scales.data;
+    case FORMAT_PART_BIAS:
+        return w->bias;
+    case FORMAT_PART_SUH:
+        return w->suh;
+    case FORMAT_PART_SVH:
+        return w->svh;
+    default:
+        return NULL;
+    }
 }
 
 enum err format_check_values(const char *prefix, const struct format_info *info,
                              const struct op_quantised *weight, enum format_fault *ret_fault,
                              struct err_detail *detail)
 {
-    return check_weight(prefix, info, weight, true, ret_fault, detail);
-}
-
-enum err format_check_scales(const char *prefix, const struct format_info *info,
-                             const struct op_quantised *weight, enum format_fault *ret_fault,
-                             struct err_detail *detail)
-{
-    return check_weight(prefix, info, weight, false, ret_fault, detail);
+    CHECK(weight->out == info->out && weight->in == info->in);
+    struct format_info copy = *info;
+    struct format_case c = {
+        .prefix = prefix, .out = info->out, .in = info->in, .info = &copy, .detail = detail};
+    enum err e = check_all(&c, weight);
+    *ret_fault = c.fault;
+    return e;
 }
 
 uint64_t format_bytes(const struct op_quantised *w)

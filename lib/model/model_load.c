@@ -144,7 +144,7 @@ static enum err load_mtp_whole(struct model *m, const struct weights_bind_option
     TRY(want_mtp(own, true, detail));
     TRY(weights_bind(own->weights, &own->whole, m->tensors, bind, detail));
     for (uint32_t i = 0; i < own->weights->linear_count; i++)
-        TRY(weights_check_values(own->weights, i, true, detail));
+        TRY(weights_check_values(own->weights, i, detail));
     weights_trust_values(own->weights);
     return ERR_OK;
 }

@@ -394,12 +394,12 @@ enum err safetensors_read(const struct safetensors *set, const struct safetensor
                           uint64_t offset, void *ret_bytes, size_t count)
 {
     CHECK_OBJ(set, SET_MAGIC);
-    CHECK(offset <= t->bytes && count <= t->bytes - offset);
     const struct mapping *m = &set->shards[t->shard];
+    uint64_t at = (uint64_t)(t->data - m->bytes) + offset;
+    CHECK(offset <= t->bytes && count <= m->size - at);
     if (m->fd < 0) {
-        memcpy(ret_bytes, (const uint8_t *)t->data + offset, count);
+        memcpy(ret_bytes, m->bytes + at, count);
         return ERR_OK;
     }
-    uint64_t at = (uint64_t)((const uint8_t *)t->data - m->bytes) + offset;
     return file_read_at(m->fd, at, ret_bytes, count);
 }

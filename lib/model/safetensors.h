@@ -45,9 +45,9 @@ void safetensors_close(struct safetensors **set_p);
 uint32_t safetensors_count(const struct safetensors *set);
 const struct safetensors_tensor *safetensors_at(const struct safetensors *set, uint32_t index);
 const struct safetensors_tensor *safetensors_find(const struct safetensors *set, const char *name);
-/* Copies count bytes of the tensor from offset on.  Quicker than the mapping for bytes that are
- * needed once, and a file that fails or has become shorter is ERR_IO instead of a signal.  Any
- * thread. */
+/* Copies count bytes from offset in the tensor on; they may go on into what lies behind it in its
+ * file.  Quicker than the mapping for bytes that are needed once, and a file that fails or has
+ * become shorter is ERR_IO instead of a signal.  Any thread. */
 MUST_USE enum err safetensors_read(const struct safetensors *set,
                                    const struct safetensors_tensor *t, uint64_t offset,
                                    void *ret_bytes, size_t count);

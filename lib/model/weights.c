@@ -13,6 +13,8 @@
 #include "lib/model/safetensors.h"
 #include "lib/model/weights_names.h"
 
+#define READ_FLOATS_MAX ((uint64_t)1 << 20)
+
 struct weights *weights_create(const struct model_config *config)
 {
     struct shard whole;
@@ -299,15 +301,46 @@ static float *take_pool(struct bind *b, uint64_t elements)
     return out;
 }
 
+/* Widens count elements from `begin` on, which points into the mapped tensor.  They are read: most
+ * of these tensors are small and lie apart, and each would cost a page fault. */
+static void read_floats(struct bind *b, const struct safetensors_tensor *t, const uint8_t *begin,
+                        uint64_t count, float *out)
+{
+    _Alignas(64) uint8_t chunk[16 << 10];
+    enum op_dtype dtype = dtype_of(t);
+    uint32_t each = op_dtype_bytes(dtype), most = sizeof(chunk) / each;
+    for (uint64_t i = 0; i < count && b->err == ERR_OK; i += most) {
+        uint32_t now = count - i < most ? (uint32_t)(count - i) : most;
+        const struct op_quantised row = {.out = 1, .in = now, .codes = chunk, .dtype = dtype};
+        uint64_t at = (uint64_t)(begin - t->data) + i * each;
+        if (safetensors_read(b->set, t, at, chunk, (size_t)now * each) != ERR_OK)
+            b->err = err_set(b->detail, ERR_IO, "%s: tensor \"%s\" cannot be read to its end",
+                             safetensors_file_name(b->set, t->shard), t->name);
+        else
+            op_quantised_row(&row, 0, 0, now, out + i);
+    }
+}
+
+/* A small plain matrix whose rows lie behind one another; a large one is spread over threads. */
+static bool read_at_once(const struct op_quantised *w)
+{
+    return w->format == OP_FORMAT_PLAIN && w->row_bytes == w->in * op_dtype_bytes(w->dtype) &&
+           (uint64_t)w->out * w->in <= READ_FLOATS_MAX;
+}
+
 static void bind_matrix(struct bind *b)
 {
     struct weights_linear *l = &b->weights->linears[b->linears++];
     if (l->place == NULL)
         return;
     if (l->dense) {
-        float *out = take_pool(b, (uint64_t)l->piece.out * l->piece.in);
+        uint64_t count = (uint64_t)l->piece.out * l->piece.in;
+        float *out = take_pool(b, count);
         struct op_dequantise_args a = {.w = &l->piece, .y = out};
-        CHECK(op_dequantise_ref(&a, b->options->ctx) == ERR_OK);
+        if (read_at_once(&l->piece))
+            read_floats(b, l->tensor, l->piece.codes, count, out);
+        else
+            CHECK(op_dequantise_ref(&a, b->options->ctx) == ERR_OK);
         *l->place = (struct op_weight){.data = out, .dtype = OP_F32};
     } else if (l->copied) {
         uint64_t row = piece_bytes(l) / l->piece.out;
@@ -325,6 +358,8 @@ static void bind_matrix(struct bind *b)
 static void bind_one(void *arg, const struct weights_want *want)
 {
     struct bind *b = arg;
+    if (b->err != ERR_OK)
+        return;
     if (want->matrix != NULL) {
         bind_matrix(b);
         return;
@@ -334,16 +369,12 @@ static void bind_one(void *arg, const struct weights_want *want)
     uint64_t count = vector_count(want, t), each = t->elements / want->shape[0];
     if (*want->vector == NULL)
         *want->vector = take_pool(b, count);
-    const struct op_quantised row = {.out = 1,
-                                     .in = (uint32_t)count,
-                                     .codes =
-                                         t->data + want->first * each * op_dtype_bytes(dtype_of(t)),
-                                     .dtype = dtype_of(t)};
-    op_quantised_row(&row, 0, 0, row.in, *want->vector);
-    for (uint32_t i = 0; i < row.in && b->err == ERR_OK; i++)
+    read_floats(b, t, t->data + want->first * each * op_dtype_bytes(dtype_of(t)), count,
+                *want->vector);
+    for (uint64_t i = 0; i < count && b->err == ERR_OK; i++)
         if (!isfinite((*want->vector)[i]))
-            b->err =
-                err_set(b->detail, ERR_CORRUPT, "tensor \"%s\": not finite at [%u]", want->name, i);
+            b->err = err_set(b->detail, ERR_CORRUPT, "tensor \"%s\": not finite at [%llu]",
+                             want->name, (unsigned long long)i);
 }
 
 static bool left_alone(const char *name, const struct model_config *config)
@@ -398,12 +429,8 @@ enum err weights_bind(struct weights *w, const struct model_config *config,
     return b.err;
 }
 
-enum err weights_check_values(const struct weights *w, uint32_t linear, bool codes,
-                              struct err_detail *detail)
+enum err weights_check_values(const struct weights *w, uint32_t linear, struct err_detail *detail)
 {
-    enum err (*check)(const char *, const struct format_info *, const struct op_quantised *,
-                      enum format_fault *, struct err_detail *) =
-        codes ? format_check_values : format_check_scales;
     CHECK(linear < w->linear_count);
     const struct weights_linear *l = &w->linears[linear];
     const char *name = l->tensor->name;
@@ -414,11 +441,11 @@ enum err weights_check_values(const struct weights *w, uint32_t linear, bool cod
         const char *dot = strrchr(name, '.');
         info.weight = dot != NULL ? dot + 1 : name;
         snprintf(prefix, sizeof(prefix), "%.*s", dot != NULL ? (int)(dot - name) : 0, name);
-        return check(prefix, &info, &l->stored, &fault, detail);
+        return format_check_values(prefix, &info, &l->stored, &fault, detail);
     }
     snprintf(prefix, sizeof(prefix), "%.*s", (int)(strlen(name) - strlen(l->info.weight) - 1),
              name);
-    return check(prefix, &l->info, &l->stored, &fault, detail);
+    return format_check_values(prefix, &l->info, &l->stored, &fault, detail);
 }
 
 void weights_trust_values(struct weights *w)

@@ -108,9 +108,8 @@ MUST_USE enum err weights_bind(struct weights *w, const struct model_config *con
                                const struct weights_bind_options *options,
                                struct err_detail *detail);
 
-/* Refuses values that no sound writer produces, by the tensor's name; without `codes` only scales
- * and biases are looked at.  Any thread. */
-MUST_USE enum err weights_check_values(const struct weights *w, uint32_t linear, bool codes,
+/* Refuses values that no sound writer produces, by the tensor's name.  Any thread. */
+MUST_USE enum err weights_check_values(const struct weights *w, uint32_t linear,
                                        struct err_detail *detail);
 
 /* After weights_check_values has passed every linear: kernels need not look for NaN codes. */

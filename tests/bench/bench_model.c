@@ -6,7 +6,9 @@
  * on this model's matrices, and the share of the bandwidth of a plain sum.  Prefill: multiply-adds
  * per second against the rate of one large bf16 matrix.
  *
- *   bench_model DIR [--threads N] [--prefill ROWS] [--steps N] [--slice ROWS] */
+ * With --steps 0 it only loads.
+ *
+ *   bench_model DIR [--threads N] [--loads N] [--prefill ROWS] [--steps N] [--slice ROWS] */
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdint.h>
@@ -25,6 +27,7 @@
 #include "lib/model/weights.h"
 
 #define STEPS_MAX   512
+#define LOADS_MAX   64
 #define FORMATS_MAX 24
 #define BLOCK       256u
 #define SUM_BYTES   ((size_t)256 << 20)
@@ -81,15 +84,18 @@ static uint64_t peak_bytes(void)
     return (uint64_t)usage.ru_maxrss << 10;
 }
 
-static struct model *load(const char *directory, uint32_t threads)
+struct load_rate {
+    double share, cat, rate; /* share of read(); bytes a second */
+};
+
+/* One read of the files and one load, one after the other. */
+static struct model *load_once(const char *directory, uint32_t threads, struct load_rate *ret)
 {
     struct err_detail detail = {{0}};
     struct model *m = NULL;
-    uint64_t file = read_files(directory); /* into the page cache */
     double t0 = seconds();
-    uint64_t again = read_files(directory);
+    uint64_t file = read_files(directory);
     double cat = seconds() - t0;
-    uint64_t before = peak_bytes();
     t0 = seconds();
     struct model_options options = {
         .directory = directory, .numerics = MODEL_FAST, .threads = threads};
@@ -98,16 +104,38 @@ static struct model *load(const char *directory, uint32_t threads)
         exit(1);
     }
     double took = seconds() - t0;
+    ret->cat = (double)file / cat;
+    ret->rate = (double)model_info(m)->weight_bytes / took;
+    ret->share = ret->rate / ret->cat;
+    return m;
+}
+
+/* The last model of `loads`; rates are medians. */
+static struct model *load(const char *directory, uint32_t threads, uint32_t loads)
+{
+    static double share[LOADS_MAX], cat[LOADS_MAX], rate[LOADS_MAX];
+    struct model *m = NULL;
+    uint64_t peak = 0;
+    (void)read_files(directory); /* into the page cache */
+    uint64_t before = peak_bytes();
+    for (uint32_t i = 0; i < loads; i++) {
+        struct load_rate r;
+        model_destroy(&m);
+        m = load_once(directory, threads, &r);
+        share[i] = r.share;
+        cat[i] = r.cat;
+        rate[i] = r.rate;
+        peak = i == 0 ? peak_bytes() : peak; /* a later one finds the first one's heap */
+    }
     const struct model_info *info = model_info(m);
     printf("model: %s, %u threads\n", info->quantization, info->threads);
-    printf("load: %.2f GB in %.2f s, %.2f GB/s", (double)info->weight_bytes / 1e9, took,
-           (double)info->weight_bytes / took / 1e9);
-    if (again == file && file > 0)
-        printf("; read() of the file %.2f GB/s, share %.2f", (double)file / cat / 1e9,
-               (double)info->weight_bytes / took / ((double)file / cat));
-    printf("\nmemory: peak %.0f MiB before loading, %.0f MiB after, weights %.0f MiB\n",
-           (double)before / 1048576, (double)peak_bytes() / 1048576,
-           (double)info->weight_bytes / 1048576);
+    double middle = median(share, loads);
+    printf("load: %.2f GB at %.2f GB/s; read() of the file %.2f GB/s; share %.2f, best %.2f "
+           "(median of %u)\n",
+           (double)info->weight_bytes / 1e9, median(rate, loads) / 1e9, median(cat, loads) / 1e9,
+           middle, share[loads - 1], loads);
+    printf("memory: peak %.0f MiB before loading, %.0f MiB after, weights %.0f MiB\n",
+           (double)before / 1048576, (double)peak / 1048576, (double)info->weight_bytes / 1048576);
     return m;
 }
 
@@ -375,12 +403,14 @@ static void bench_decode(struct rig *r, struct use *u, uint32_t steps)
 
 int main(int argc, char **argv)
 {
-    uint32_t threads = 0, prefill = 2048, steps = 32, slice = 512;
+    uint32_t threads = 0, loads = 1, prefill = 2048, steps = 32, slice = 512;
     const char *directory = argc > 1 ? argv[1] : NULL;
     for (int i = 2; i + 1 < argc; i += 2) {
         uint32_t value = (uint32_t)strtoul(argv[i + 1], NULL, 10);
         if (strcmp(argv[i], "--threads") == 0)
             threads = value;
+        else if (strcmp(argv[i], "--loads") == 0)
+            loads = value;
         else if (strcmp(argv[i], "--prefill") == 0)
             prefill = value;
         else if (strcmp(argv[i], "--steps") == 0)
@@ -390,13 +420,17 @@ int main(int argc, char **argv)
         else
             directory = NULL;
     }
-    if (directory == NULL || steps == 0 || steps > STEPS_MAX || slice == 0 || slice > 1u << 16 ||
-        prefill == 0 || prefill > 1u << 20) {
-        fprintf(stderr, "bench_model DIR [--threads N] [--prefill ROWS] [--steps N] "
-                        "[--slice ROWS]\n");
+    if (directory == NULL || loads == 0 || loads > LOADS_MAX || steps > STEPS_MAX || slice == 0 ||
+        slice > 1u << 16 || prefill == 0 || prefill > 1u << 20) {
+        fprintf(stderr, "bench_model DIR [--threads N] [--loads N] [--prefill ROWS] "
+                        "[--steps N] [--slice ROWS]\n");
         return 2;
     }
-    struct model *m = load(directory, threads);
+    struct model *m = load(directory, threads, loads);
+    if (steps == 0) {
+        model_destroy(&m);
+        return 0;
+    }
     struct use u = count_use(m);
     struct rig r = {.position = 0};
     rig_open(&r, m, slice, prefill + steps + BLOCK);

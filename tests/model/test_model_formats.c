@@ -304,14 +304,14 @@ static void test_says_what_it_is(void **state)
 /* ---- refusals ---- */
 
 /* Overwrites `bytes` at an offset of the tensor's data, loads, restores. */
-static void refuse_value(const char *tensor, uint64_t offset, const void *value, size_t bytes,
-                         const char *named)
+static void refuse_value_in(const char *name, const char *tensor, uint64_t offset,
+                            const void *value, size_t bytes, const char *named)
 {
     char path[1024], below[1100];
     struct safetensors *set = NULL;
     struct err_detail detail = {{0}};
     uint8_t old[8];
-    snprintf(below, sizeof(below), "%s/model.safetensors", directory_of(path, "rows"));
+    snprintf(below, sizeof(below), "%s/model.safetensors", directory_of(path, name));
     assert_int_equal(safetensors_open_file(below, &set, &detail), ERR_OK);
     const struct safetensors_tensor *t = safetensors_find(set, tensor);
     if (t == NULL)
@@ -348,6 +348,12 @@ static void refuse_value(const char *tensor, uint64_t offset, const void *value,
     assert_null(m);
 }
 
+static void refuse_value(const char *tensor, uint64_t offset, const void *value, size_t bytes,
+                         const char *named)
+{
+    refuse_value_in("rows", tensor, offset, value, bytes, named);
+}
+
 static void test_bad_values(void **state)
 {
     (void)state;
@@ -368,6 +374,10 @@ static void test_bad_values(void **state)
     refuse_value(LAYER "3.input_layernorm.weight", 2, huge, 2, "layers.3.input_layernorm.weight");
     struct model *m = load("rows", MODEL_FAST, 1); /* all is as before */
     model_destroy(&m);
+    static const uint8_t infinite16[2] = {0x00, 0xfc};
+#define EXPERT LAYER "2.mlp.experts.1.up_proj."
+    refuse_value_in("mixed", EXPERT "suh", 6, infinite16, 2, "up_proj.suh: not finite at [3]");
+    refuse_value_in("mixed", EXPERT "svh", 2, infinite16, 2, "up_proj.svh: not finite at [1]");
 }
 
 /* Renames in the header (same length), loads, restores. */
