@@ -221,6 +221,11 @@ static enum err settings_check(struct wk_fabric *f, const struct wk_status *peer
     return ERR_OK;
 }
 
+static uint64_t link_refused(const struct wk_fabric *f)
+{
+    return f->link.ops->refused != NULL ? f->link.ops->refused(f->link.self) : 0;
+}
+
 static void group_enter(struct wk_fabric *f, const struct wk_status *peers)
 {
     for (uint32_t peer = 0; peer < f->ranks; peer++) {
@@ -228,11 +233,25 @@ static void group_enter(struct wk_fabric *f, const struct wk_status *peers)
         f->sent[peer] = f->received[peer] = f->own.sent[peer] = 0;
     }
     f->waiting_us = f->missing_us = 0;
+    f->refused = link_refused(f);
     f->own.joined = 1;
     f->step = 0;
     f->fault = ERR_OK;
     f->stats.joins++;
     own_publish(f);
+}
+
+static enum err join_late(struct wk_fabric *f, uint32_t wait_ms, const char *missing,
+                          struct err_detail *detail)
+{
+    uint64_t refused = link_refused(f) - f->refused;
+    char keys[96] = "";
+    if (refused > 0)
+        snprintf(keys, sizeof keys,
+                 "; %" PRIu64 " connections were turned away: other keys than here, or none",
+                 refused);
+    return err_set(detail, ERR_TIMEOUT, "group of %u ranks: rank %u waited %u ms for: %s%s",
+                   f->ranks, f->rank, wait_ms, missing[0] != '\0' ? missing : "agreement", keys);
 }
 
 enum err wk_fabric_join(struct wk_fabric *f, uint32_t wait_ms, struct err_detail *detail)
@@ -257,8 +276,7 @@ enum err wk_fabric_join(struct wk_fabric *f, uint32_t wait_ms, struct err_detail
                 return ERR_OK;
         }
         if (clock_mono_us() >= end_us)
-            return err_set(detail, ERR_TIMEOUT, "group of %u ranks: rank %u waited %u ms for: %s",
-                           f->ranks, f->rank, wait_ms, missing[0] != '\0' ? missing : "agreement");
+            return join_late(f, wait_ms, missing, detail);
         f->link.ops->beat(f->link.self);
         sleep_us(500);
     }

@@ -31,6 +31,7 @@ struct wk_fabric {
     struct err_detail why;
     uint64_t step;
     uint64_t sent[WK_RANKS_MAX], received[WK_RANKS_MAX]; /* messages in this epoch */
+    uint64_t refused;                /* by the link, until this group was formed */
     uint64_t waiting_us, missing_us; /* for the next message, and for one known as sent; 0 = not */
     struct wk_fabric_stats stats;
     pthread_t beater;

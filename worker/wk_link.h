@@ -93,6 +93,8 @@ struct wk_link_ops {
     /* The peer's last known status and when it last showed life (monotonic; 0 = not alive). */
     void (*peer)(void *self, uint32_t peer, struct wk_status *ret_status, uint64_t *ret_heard_us);
     void (*beat)(void *self); /* every WK_BEAT_MS, from another thread */
+    /* Connections turned away so far because their keys are not ours; NULL = there are no keys. */
+    uint64_t (*refused)(void *self);
     void (*destroy)(void *self);
 };
 

@@ -160,6 +160,12 @@ static void fault_beat(void *self)
         k->inner.ops->beat(k->inner.self);
 }
 
+static uint64_t fault_refused(void *self)
+{
+    struct fault_link *k = self;
+    return k->inner.ops->refused != NULL ? k->inner.ops->refused(k->inner.self) : 0;
+}
+
 static void fault_destroy(void *self)
 {
     struct fault_link *k = self;
@@ -178,6 +184,7 @@ static const struct wk_link_ops fault_ops = {
     .publish = fault_publish,
     .peer = fault_peer,
     .beat = fault_beat,
+    .refused = fault_refused,
     .destroy = fault_destroy,
 };
 

@@ -162,6 +162,16 @@ static void tcp_beat(void *self)
     pthread_mutex_unlock(&k->lock);
 }
 
+static uint64_t tcp_refused(void *self)
+{
+    struct tcp_link *k = self;
+    CHECK_OBJ(k, TCP_MAGIC);
+    pthread_mutex_lock(&k->lock);
+    uint64_t count = peers_stats(k->peers)->refused_keys;
+    pthread_mutex_unlock(&k->lock);
+    return count;
+}
+
 static void tcp_destroy(void *self)
 {
     struct tcp_link *k = self;
@@ -180,6 +190,7 @@ static const struct wk_link_ops tcp_ops = {
     .publish = tcp_publish,
     .peer = tcp_peer,
     .beat = tcp_beat,
+    .refused = tcp_refused,
     .destroy = tcp_destroy,
 };
 

@@ -23,6 +23,7 @@
 #define MESSAGE_BYTES  16384u /* the quickest of those measured, for an exchange of 64 KiB */
 #define SPIN_US        50u
 #define JOIN_WAIT_MS   500u
+#define WAITS_PER_WORD 20u /* a line every 10 s of who is not there */
 #define TALE_BYTES_MAX (16u << 20)
 
 STATIC_CHECK(sizeof(struct wk_seal) == 48);
@@ -176,8 +177,14 @@ enum err wk_ranks_form(struct wk_ranks *r, const struct hash128 *settings, const
     }
     wk_nccl_host_destroy(&r->paths.nccl); /* of the group that is lost */
     enum err e = ERR_TIMEOUT;
-    while (e == ERR_TIMEOUT && !atomic_load(stop))
-        e = wk_fabric_join(r->paths.fabric, JOIN_WAIT_MS, detail);
+    for (uint32_t waits = 1; e == ERR_TIMEOUT && !atomic_load(stop); waits++) {
+        struct err_detail late = {{0}};
+        e = wk_fabric_join(r->paths.fabric, JOIN_WAIT_MS, &late);
+        if (e != ERR_OK && detail != NULL)
+            *detail = late;
+        if (e == ERR_TIMEOUT && waits % WAITS_PER_WORD == 0)
+            log_warn(WORKER, "group waits", "reason=\"%s\"", late.text);
+    }
     return e == ERR_OK ? nccl_form(r, detail) : e == ERR_TIMEOUT ? ERR_CANCELLED : e;
 }
 

@@ -7,6 +7,7 @@
 #include <zmq.h>
 
 #include "lib/base/check.h"
+#include "lib/base/clock.h"
 #include "lib/base/mem.h"
 #include "lib/net/zsock.h"
 
@@ -15,6 +16,9 @@
 #define HEAD_MAX    256u
 #define ZAP_FRAMES  7u
 #define KEY_BYTES   32u
+/* A connection to a lower rank that has brought nothing for twice the silence and this is begun
+ * again from nothing: what arrives damaged ends it inside ZeroMQ for good, without a word. */
+#define RENEW_MS 2000u
 
 STATIC_CHECK(PEERS_KEY_CHARS == ZSOCK_KEY_CHARS);
 
@@ -38,24 +42,63 @@ struct peers {
     void *listener;           /* ROUTER for the higher ranks; NULL on the last */
     void *dealers[PEERS_MAX]; /* to the lower ranks */
     void *zap;                /* answers ZeroMQ's question whether a key may come in */
+    void *watches[PEERS_MAX]; /* tell of handshakes that came to nothing; ours: the listener's */
+    uint32_t watch_count;
+    struct {
+        char address[128];
+        uint64_t heard_us; /* or begun anew */
+    } lower[PEERS_MAX];
+    uint32_t silence_ms;
+    char key_public[PEERS_KEY_CHARS + 1], key_secret[PEERS_KEY_CHARS + 1];
     struct kept_ring rings[PEERS_MAX];
     struct peers_stats stats;
 };
 
-static enum err socket_open(struct peers *p, const struct peers_options *o, int type,
-                            void **ret_socket, struct err_detail *detail)
+static enum err socket_open(struct peers *p, int type, void **ret_socket, struct err_detail *detail)
 {
     char id[16];
     snprintf(id, sizeof id, "rank-%u", p->rank);
     struct zsock_options z = {.type = type,
                               .queue_max = QUEUE_MAX,
-                              .cut_bytes = (int64_t)o->message_bytes_max + HEAD_MAX,
+                              .cut_bytes = (int64_t)p->message_bytes_max + HEAD_MAX,
                               .only_present = true,
-                              .silence_ms = o->silence_ms,
+                              .silence_ms = p->silence_ms,
                               .identity = type == ZMQ_DEALER ? id : NULL};
     *ret_socket = zsock_create(p->context, &z);
-    if (p->curve && !zsock_curve(*ret_socket, type == ZMQ_ROUTER, o->key_public, o->key_secret))
+    if (p->curve && !zsock_curve(*ret_socket, type == ZMQ_ROUTER, p->key_public, p->key_secret))
         return err_set(detail, ERR_INVALID, "fabric keys: not usable as CURVE keys");
+    return ERR_OK;
+}
+
+/* Without a bound of its own: ZeroMQ's thread would wait for room.  Every pump empties it. */
+static void *watch_open(struct peers *p, void *zmq)
+{
+    char name[32];
+    snprintf(name, sizeof name, "inproc://watch-%u", p->watch_count++);
+    CHECK(zmq_socket_monitor(zmq, name, ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL) == 0);
+    void *watch = zmq_socket(p->context, ZMQ_PAIR);
+    CHECK(watch != NULL);
+    zsock_option(watch, ZMQ_LINGER, 0);
+    zsock_option(watch, ZMQ_RCVHWM, 0);
+    CHECK(zmq_connect(watch, name) == 0);
+    return watch;
+}
+
+static void socket_end(void **zmq_p)
+{
+    if (*zmq_p != NULL)
+        zmq_close(*zmq_p);
+    *zmq_p = NULL;
+}
+
+static enum err dealer_open(struct peers *p, uint32_t peer, struct err_detail *detail)
+{
+    const char *address = p->lower[peer].address;
+    p->lower[peer].heard_us = clock_mono_us();
+    TRY(socket_open(p, ZMQ_DEALER, &p->dealers[peer], detail));
+    p->watches[peer] = watch_open(p, p->dealers[peer]);
+    if (zmq_connect(p->dealers[peer], address) != 0)
+        return err_set(detail, ERR_IO, "connect %s: %s", address, zmq_strerror(errno));
     return ERR_OK;
 }
 
@@ -69,7 +112,8 @@ static enum err sockets_open(struct peers *p, const struct peers_options *o,
         CHECK(zmq_bind(p->zap, "inproc://zeromq.zap.01") == 0);
     }
     if (p->rank + 1 < p->ranks) {
-        TRY(socket_open(p, o, ZMQ_ROUTER, &p->listener, detail));
+        TRY(socket_open(p, ZMQ_ROUTER, &p->listener, detail));
+        p->watches[p->rank] = watch_open(p, p->listener);
         if (zmq_bind(p->listener, o->addresses[p->rank]) != 0) {
             /* One before us is not gone yet, or the interface is not up yet. */
             enum err e = errno == EADDRINUSE || errno == EADDRNOTAVAIL ? ERR_BUSY : ERR_IO;
@@ -77,10 +121,8 @@ static enum err sockets_open(struct peers *p, const struct peers_options *o,
         }
     }
     for (uint32_t peer = 0; peer < p->rank; peer++) {
-        TRY(socket_open(p, o, ZMQ_DEALER, &p->dealers[peer], detail));
-        if (zmq_connect(p->dealers[peer], o->addresses[peer]) != 0)
-            return err_set(detail, ERR_IO, "connect %s: %s", o->addresses[peer],
-                           zmq_strerror(errno));
+        snprintf(p->lower[peer].address, sizeof p->lower[peer].address, "%s", o->addresses[peer]);
+        TRY(dealer_open(p, peer, detail));
     }
     return ERR_OK;
 }
@@ -113,7 +155,12 @@ enum err peers_create(const struct peers_options *options, struct peers **ret_pe
     p->rank = options->rank;
     p->ranks = options->ranks;
     p->message_bytes_max = options->message_bytes_max;
+    p->silence_ms = options->silence_ms;
     p->curve = options->key_public != NULL;
+    if (p->curve) {
+        memcpy(p->key_public, options->key_public, sizeof p->key_public);
+        memcpy(p->key_secret, options->key_secret, sizeof p->key_secret);
+    }
     p->context = zmq_ctx_new();
     CHECK(p->context != NULL);
     enum err e = ERR_OK;
@@ -138,13 +185,11 @@ void peers_destroy(struct peers **peers_p)
     for (uint32_t peer = 0; peer < p->ranks; peer++) {
         while (p->rings[peer].count > 0)
             peers_drop(p, peer);
-        if (p->dealers[peer] != NULL)
-            zmq_close(p->dealers[peer]);
+        socket_end(&p->dealers[peer]);
+        socket_end(&p->watches[peer]);
     }
-    if (p->listener != NULL)
-        zmq_close(p->listener);
-    if (p->zap != NULL)
-        zmq_close(p->zap);
+    socket_end(&p->listener);
+    socket_end(&p->zap);
     while (zmq_ctx_term(p->context) != 0)
         CHECK(errno == EINTR);
     p->magic = 0;
@@ -288,20 +333,57 @@ static void zap_answer(struct peers *p)
         zmq_msg_close(&parts[i]);
 }
 
+/* Whoever has another server key in mind, or none, is turned away before its own key is asked. */
+static void watch_take(struct peers *p, void *watch)
+{
+    zmq_msg_t parts[2];
+    for (uint32_t count; (count = parts_receive(watch, parts, 2)) > 0;) {
+        uint32_t value = 0;
+        if (zmq_msg_size(&parts[0]) == 6) /* u16 event, u32 value */
+            memcpy(&value, (const uint8_t *)zmq_msg_data(&parts[0]) + 2, sizeof value);
+        p->stats.refused_keys += value == ZMQ_PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC ||
+                                 value == ZMQ_PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH;
+        for (uint32_t i = 0; i < count && i < 2; i++)
+            zmq_msg_close(&parts[i]);
+    }
+}
+
+static void dealer_renew(struct peers *p, uint32_t peer, bool heard)
+{
+    struct err_detail detail;
+    uint64_t now = clock_mono_us();
+    if (heard)
+        p->lower[peer].heard_us = now;
+    if (p->silence_ms == 0 ||
+        now - p->lower[peer].heard_us < ((uint64_t)p->silence_ms * 2 + RENEW_MS) * 1000)
+        return;
+    socket_end(&p->dealers[peer]);
+    socket_end(&p->watches[peer]);
+    if (dealer_open(p, peer, &detail) != ERR_OK)
+        return; /* once more after the same time */
+    p->stats.renewed++;
+}
+
 /* Bounded: a flood must not hold the caller. */
 static bool pump_once(struct peers *p)
 {
     bool any = false;
     if (p->zap != NULL)
         zap_answer(p);
+    for (uint32_t i = 0; i <= p->rank; i++)
+        if (p->watches[i] != NULL)
+            watch_take(p, p->watches[i]);
     for (uint32_t i = 0; i < 2 * PEERS_KEPT && p->listener != NULL; i++) {
         if (!socket_take(p, p->listener, PEERS_MAX))
             break;
         any = true;
     }
     for (uint32_t peer = 0; peer < p->rank; peer++) {
+        bool heard = false;
         for (uint32_t i = 0; i < PEERS_KEPT && socket_take(p, p->dealers[peer], peer); i++)
-            any = true;
+            heard = true;
+        dealer_renew(p, peer, heard);
+        any |= heard;
     }
     return any;
 }

@@ -27,7 +27,9 @@ struct peers_options {
     const char *addresses[PEERS_MAX];    /* "tcp://HOST:PORT" of each rank, where it listens */
     const char *key_public, *key_secret; /* Z85; NULL = in the clear */
     uint32_t message_bytes_max;          /* of a second frame */
-    uint32_t silence_ms; /* a connection that brings nothing for so long is made anew; 0 = kept */
+    uint32_t
+        silence_ms; /* a connection that brings nothing for so long is made anew; 0 = kept.  The
+                          * ranks say something more often than that. */
 };
 
 struct peers_message {
@@ -36,7 +38,9 @@ struct peers_message {
 };
 
 struct peers_stats {
-    uint64_t received, sent, dropped_bounds, dropped_full, refused_keys;
+    uint64_t received, sent, dropped_bounds, dropped_full;
+    uint64_t renewed;      /* connections to lower ranks begun again, after silence */
+    uint64_t refused_keys; /* connections turned away: other keys, or keys on one side only */
 };
 
 /* ERR_BUSY: our address is taken or not there yet. */

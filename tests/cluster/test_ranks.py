@@ -258,7 +258,7 @@ def plan_altered(memory, ranks=2):
     """Looks for a plan on its way from rank 0 to rank 1 and makes another, sound one of it."""
     _, _, message, _ = struct.unpack_from("<IIII", memory, 0)
     slot = 64 + message
-    ring = 64 + ranks * 192 + 1 * (128 + 2 * slot)
+    ring = 64 + ranks * 256 + 1 * (128 + 2 * slot)  # worker/wk_link_local.c: struct rank_area
     written, = struct.unpack_from("<Q", memory, ring)
     taken, = struct.unpack_from("<Q", memory, ring + 64)
     for number in range(taken, written):

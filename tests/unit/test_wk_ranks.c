@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <time.h>
 
+#include "lib/base/clock.h"
 #include "lib/net/loop.h"
 #include "worker/wk_exec.h"
 #include "worker/wk_exec_tables.h"
@@ -494,7 +495,9 @@ struct side {
     struct loop *loop;
     struct loop_waker *waker;
     struct wk_exec *exec;
-    uint32_t loaded, attached, failed;
+    uint32_t loaded, attached, failed, done, sealed;
+    enum err status; /* of the last plan or seal */
+    uint32_t seqs;   /* of the last plan */
     uint32_t group;
     char directory[1024];
 };
@@ -507,6 +510,15 @@ static void on_news(void *arg)
         s->loaded += news.type == WK_NEWS_LOADED;
         s->attached += news.type == WK_NEWS_ATTACHED;
         s->failed += news.type == WK_NEWS_FAILED;
+        if (news.type == WK_NEWS_DONE) {
+            s->done++;
+            s->status = news.result->status;
+            s->seqs = news.result->seq_count;
+        }
+        if (news.type == WK_NEWS_SEALED) {
+            s->sealed++;
+            s->status = news.status;
+        }
     }
     loop_stop(s->loop);
 }
@@ -794,6 +806,91 @@ static void test_another_shape_heals_a_refusal(void **state)
     duo_fini(&d);
 }
 
+/* Rank 0's own rows, as test_wk_exec has them. */
+static struct model_kv memory_take(const struct model_info *info)
+{
+    uint64_t latents = (uint64_t)BT * info->latent_dim * sizeof(float);
+    struct model_kv kv = {.block_tokens = BT, .block_count = 4, .slot_count = 2};
+    kv.index_offset = latents;
+    kv.layer_stride = latents + BT / info->index_kpool * info->index_dim * sizeof(float);
+    kv.block_stride = kv.layer_stride * info->dsa_layers;
+    kv.slot_stride = info->state_bytes;
+    kv.blocks = calloc(kv.block_count, kv.block_stride);
+    kv.slots = aligned_alloc(64, kv.slot_count * kv.slot_stride);
+    return kv;
+}
+
+/* A slice of a prefill batch is done and the group is lost by a seal: the batch went with it, and
+ * the plan of its next slice, which the core had made by then, comes back at once. */
+static void test_a_plan_meets_a_lost_group(void **state)
+{
+    (void)state;
+    struct duo d = {.boot = 1};
+    struct side sides[2] = {0};
+    struct wk_plan *p = wk_plan_create(WK_PREFILL_SEQS_MAX, 32, 64, 128);
+    world_init(&d.w, 2, 1024);
+    for (uint32_t r = 0; r < 2; r++) {
+        d.ranks[r] = duo_open(&d, r);
+        side_open(&sides[r], &d, r);
+    }
+    for (uint32_t r = 0; r < 2; r++)
+        until(&sides[r], &sides[r].loaded, 1);
+    struct model_kv kv = memory_take(wk_exec_loaded(sides[0].exec)->info);
+    assert_int_equal(wk_exec_attach(sides[0].exec, &kv, 2), ERR_OK);
+    until(&sides[0], &sides[0].attached, 1);
+    prefill_fill(p);
+    p->epoch = 2;
+    p->layer_end = 1;
+    for (uint32_t i = 0; i < 3; i++)
+        p->blocks[i] = i;
+    wk_plan_seal(p);
+    wk_exec_run(sides[0].exec, p);
+    until(&sides[0], &sides[0].done, 1);
+    assert_int_equal(sides[0].status, ERR_OK);
+    assert_int_equal(wk_exec_steps(sides[1].exec), 1);
+
+    side_close(&sides[1]);
+    wk_ranks_destroy(&d.ranks[1]);
+    struct wk_seal seal = {.index = 0};
+    wk_exec_seal(sides[0].exec, &seal, 1);
+    until(&sides[0], &sides[0].sealed, 1);
+    assert_int_not_equal(sides[0].status, ERR_OK);
+    assert_false(wk_exec_grouped(sides[0].exec));
+    wk_plan_clear(p, 2, 2, WK_PLAN_PREFILL);
+    p->layer_end = 2;
+    wk_plan_seal(p);
+    uint64_t begun = clock_mono_us();
+    wk_exec_run(sides[0].exec, p);
+    until(&sides[0], &sides[0].done, 2);
+    assert_int_equal(sides[0].status, ERR_CLOSED);
+    assert_int_equal(sides[0].seqs, 0);
+    assert_true(clock_mono_us() - begun < 3000000); /* nobody is waited for */
+    wk_exec_seal(sides[0].exec, &seal, 1);          /* nor for a seal */
+    until(&sides[0], &sides[0].sealed, 2);
+    assert_int_equal(sides[0].status, ERR_CLOSED);
+
+    /* With rank 1 back and the memory named again it is served from the beginning. */
+    d.ranks[1] = duo_open(&d, 1);
+    side_open(&sides[1], &d, 1);
+    until(&sides[1], &sides[1].loaded, 1);
+    assert_int_equal(wk_exec_attach(sides[0].exec, &kv, 2), ERR_OK);
+    until(&sides[0], &sides[0].attached, 2);
+    prefill_fill(p);
+    p->step = 3;
+    p->epoch = 2;
+    p->layer_end = 1;
+    wk_plan_seal(p);
+    wk_exec_run(sides[0].exec, p);
+    until(&sides[0], &sides[0].done, 3);
+    assert_int_equal(sides[0].status, ERR_OK);
+    for (uint32_t r = 0; r < 2; r++)
+        side_close(&sides[r]);
+    wk_plan_destroy(&p);
+    free(kv.blocks);
+    free(kv.slots);
+    duo_fini(&d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -810,6 +907,7 @@ int main(void)
         cmocka_unit_test(test_a_wrong_canary_stays_wrong),
         cmocka_unit_test(test_a_refused_shape_does_not_spin),
         cmocka_unit_test(test_another_shape_heals_a_refusal),
+        cmocka_unit_test(test_a_plan_meets_a_lost_group),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
