@@ -46,6 +46,12 @@ static inline float power_of_two(uint8_t code)
                                             : op_f32_from_e8m0(code);
 }
 
+/* The scale times 2^log2, of code 0, too. */
+VF_INLINE float mx_factor(uint8_t code, uint32_t log2)
+{
+    return op_f32_from_bits((code + log2) << 23);
+}
+
 /* One scale for each `shared` columns, rows by themselves, first a multiple of `shared`. */
 static bool plain_scales(const struct op_quantised *w, uint32_t first, uint32_t shared)
 {
@@ -357,9 +363,15 @@ static void e4m3_ordered_row(const struct op_quantised *w, uint32_t row, uint32_
         }
         return;
     }
+    const bool mx = w->format == OP_FORMAT_MXFP8 && w->no_nan && plain_scales(w, 0, 32) &&
+                    w->scales.dtype == OP_SCALE_E8M0;
+    const uint8_t *scales = (const uint8_t *)w->scales.data + row * w->scales.stride;
     for (uint32_t i = 0; i < DOT_BLOCK; i += 32) {
         uint32_t column = e4m3_column(w->in, first + i);
-        if (!e4m3_row(w, row, column, 32, out + i))
+        if (mx && scales[column / 32] < MX_SCALE_END(VF_E4M3_FACTOR_LOG2))
+            e4m3_run32(codes + column, mx_factor(scales[column / 32], VF_E4M3_FACTOR_LOG2),
+                       out + i);
+        else if (!e4m3_row(w, row, column, 32, out + i))
             slow_row(w, row, column, 32, out + i);
     }
 }
@@ -447,7 +459,7 @@ VF_INLINE bool mx_factors_of(const uint8_t *codes, uint32_t count, uint32_t log2
     uint8_t most = 0;
     for (uint32_t i = 0; i < count; i++) {
         most = codes[i] > most ? codes[i] : most;
-        out[i] = op_f32_from_bits((codes[i] + log2) << 23); /* of code 0, too */
+        out[i] = mx_factor(codes[i], log2);
     }
     return most < MX_SCALE_END(log2);
 }
