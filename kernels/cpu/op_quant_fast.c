@@ -349,7 +349,7 @@ static bool in_runs32(const struct op_scales *s)
            s->columns_shared == OP_SHARED_BY_ALL;
 }
 
-/* A block of a piece: its columns lie apart. */
+/* A block of a piece: its columns lie apart.  The row DOT_OUTS further on is wanted next. */
 static void e4m3_ordered_row(const struct op_quantised *w, uint32_t row, uint32_t first, float *out)
 {
     const uint8_t *codes = w->codes + row * w->row_bytes;
@@ -359,6 +359,7 @@ static void e4m3_ordered_row(const struct op_quantised *w, uint32_t row, uint32_
         fp8_factors(w, row, piece, E4M3_PIECE, VF_E4M3_FACTOR_LOG2, factors)) {
         for (uint32_t i = 0; i < DOT_BLOCK; i += 32) {
             uint32_t column = e4m3_column(w->in, first + i);
+            __builtin_prefetch(codes + DOT_OUTS * w->row_bytes + column, 0, 3);
             e4m3_run32(codes + column, factors[(column - piece) / 32], out + i);
         }
         return;
@@ -368,6 +369,7 @@ static void e4m3_ordered_row(const struct op_quantised *w, uint32_t row, uint32_
     const uint8_t *scales = (const uint8_t *)w->scales.data + row * w->scales.stride;
     for (uint32_t i = 0; i < DOT_BLOCK; i += 32) {
         uint32_t column = e4m3_column(w->in, first + i);
+        __builtin_prefetch(codes + DOT_OUTS * w->row_bytes + column, 0, 3);
         if (mx && scales[column / 32] < MX_SCALE_END(VF_E4M3_FACTOR_LOG2))
             e4m3_run32(codes + column, mx_factor(scales[column / 32], VF_E4M3_FACTOR_LOG2),
                        out + i);
