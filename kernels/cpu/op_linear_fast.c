@@ -247,7 +247,7 @@ static void widen(const struct linear_job *j, uint32_t o, uint32_t i, uint32_t n
     const struct op_quantised *q = j->w->quantised;
     const char *next = (const char *)q->codes + (o + DOT_OUTS) * q->row_bytes;
     uint64_t from = i * q->row_bytes / j->in, to = (i + n) * q->row_bytes / j->in;
-    for (; from < to; from += 64)
+    for (; from < to && !(quant_e4m3(q) && quant_ordered(q)); from += 64)
         __builtin_prefetch(next + from, 0, 3);
     OP_FAST(quant_row)(q, o, i, n, out);
 }

@@ -46,6 +46,12 @@ static inline float power_of_two(uint8_t code)
                                             : op_f32_from_e8m0(code);
 }
 
+/* The scale times 2^log2, of code 0, too. */
+VF_INLINE float mx_factor(uint8_t code, uint32_t log2)
+{
+    return op_f32_from_bits((code + log2) << 23);
+}
+
 /* One scale for each `shared` columns, rows by themselves, first a multiple of `shared`. */
 static bool plain_scales(const struct op_quantised *w, uint32_t first, uint32_t shared)
 {
@@ -169,8 +175,6 @@ VF_INLINE void fp4_scales(enum op_format format, const uint8_t *scales, uint32_t
     if (format == OP_FORMAT_MXFP4)
         for (uint32_t i = 0; i < n / 32; i++)
             out[2 * i] = out[2 * i + 1] = power_of_two(scales[i]) * 0.5f;
-    else if (n == DOT_BLOCK) /* known to the compiler: whole vectors */
-        nvfp4_scales(scales, DOT_BLOCK / 16, global, out);
     else
         nvfp4_scales(scales, n / 16, global, out);
 }
@@ -190,15 +194,6 @@ VF_INLINE vf run_spread(__m256 scales)
     const __m512i pairs = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     return (vf)_mm512_permutexvar_ps(pairs, _mm512_castps256_ps512(scales));
 }
-
-/* The same from the codes of NVFP4. */
-VF_INLINE vf run_scales_e4m3(const uint8_t *codes, float factor)
-{
-    __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const void *)codes));
-    __m128i bits = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((int16_t)0xbf80));
-    return run_spread(_mm256_cvtph_ps(bits) * factor);
-}
-
 #endif
 
 static void fp4_order(const float *x, uint32_t n, float *out)
@@ -318,7 +313,17 @@ static bool fp8_factors(const struct op_quantised *w, uint32_t row, uint32_t fir
         uint64_t column = ((uint64_t)s->column_phase + first) / s->columns_shared;
         next = (const float *)s->data + scale_row * s->stride + column;
     }
-    for (uint32_t i = 0; i < n; i = end) {
+    uint32_t done = 0;
+    if (next != NULL && s->columns_shared == 128 && (s->column_phase + first) % 128 == 0)
+        for (; done + 128 <= n; done += 128, next++) { /* as people have it */
+            float scale;
+            memcpy(&scale, next, sizeof(scale));
+            if (!(scale < most && scale > -most))
+                return false;
+            vf4 all = scale * factor - (vf4){0};
+            memcpy(out + done / 32, &all, sizeof(all));
+        }
+    for (uint32_t i = done; i < n; i = end) {
         float scale;
         if (i == 0 || next == NULL) {
             scale = op_quantised_scale(w, row, first + i, &end);
@@ -344,7 +349,7 @@ static bool in_runs32(const struct op_scales *s)
            s->columns_shared == OP_SHARED_BY_ALL;
 }
 
-/* A block of a piece: its columns lie apart. */
+/* A block of a piece: its columns lie apart.  The row DOT_OUTS further on is wanted next. */
 static void e4m3_ordered_row(const struct op_quantised *w, uint32_t row, uint32_t first, float *out)
 {
     const uint8_t *codes = w->codes + row * w->row_bytes;
@@ -354,13 +359,21 @@ static void e4m3_ordered_row(const struct op_quantised *w, uint32_t row, uint32_
         fp8_factors(w, row, piece, E4M3_PIECE, VF_E4M3_FACTOR_LOG2, factors)) {
         for (uint32_t i = 0; i < DOT_BLOCK; i += 32) {
             uint32_t column = e4m3_column(w->in, first + i);
+            __builtin_prefetch(codes + DOT_OUTS * w->row_bytes + column, 0, 3);
             e4m3_run32(codes + column, factors[(column - piece) / 32], out + i);
         }
         return;
     }
+    const bool mx = w->format == OP_FORMAT_MXFP8 && w->no_nan && plain_scales(w, 0, 32) &&
+                    w->scales.dtype == OP_SCALE_E8M0;
+    const uint8_t *scales = (const uint8_t *)w->scales.data + row * w->scales.stride;
     for (uint32_t i = 0; i < DOT_BLOCK; i += 32) {
         uint32_t column = e4m3_column(w->in, first + i);
-        if (!e4m3_row(w, row, column, 32, out + i))
+        __builtin_prefetch(codes + DOT_OUTS * w->row_bytes + column, 0, 3);
+        if (mx && scales[column / 32] < MX_SCALE_END(VF_E4M3_FACTOR_LOG2))
+            e4m3_run32(codes + column, mx_factor(scales[column / 32], VF_E4M3_FACTOR_LOG2),
+                       out + i);
+        else if (!e4m3_row(w, row, column, 32, out + i))
             slow_row(w, row, column, 32, out + i);
     }
 }
@@ -388,7 +401,8 @@ void OP_FAST(quant_row)(const struct op_quantised *w, uint32_t row, uint32_t fir
 /* One piece, of at most DOT_BLOCK columns, of some rows. */
 struct piece {
     const uint8_t *codes[QUANT_ROWS];
-    const uint8_t *scales[QUANT_ROWS]; /* of the formats with plain scales */
+    const uint8_t *scales[DOT_OUTS]; /* MXFP8 */
+    const float *by[QUANT_ROWS];     /* FP4: scales for 16 columns each, as fp4_scales gives them */
     const float *x;
     uint32_t n;     /* a multiple of 32 */
     uint64_t ahead; /* bytes to the same place in the next rows, which are wanted soon */
@@ -447,7 +461,7 @@ VF_INLINE bool mx_factors_of(const uint8_t *codes, uint32_t count, uint32_t log2
     uint8_t most = 0;
     for (uint32_t i = 0; i < count; i++) {
         most = codes[i] > most ? codes[i] : most;
-        out[i] = op_f32_from_bits((codes[i] + log2) << 23); /* of code 0, too */
+        out[i] = mx_factor(codes[i], log2);
     }
     return most < MX_SCALE_END(log2);
 }
@@ -565,14 +579,14 @@ static bool e4m3_stream(const struct op_quantised *w, uint32_t row, uint32_t row
 {
     const struct op_scales *s = &w->scales;
     float factors[STREAM_IN_MAX / 32], sums[QUANT_ROWS];
+    if (w->format == OP_FORMAT_MXFP8) /* the scales of the next rows, in one go */
+        for (uint64_t i = 0; i < rows * s->stride; i += 64)
+            __builtin_prefetch((const uint8_t *)s->data + (row + rows) * s->stride + i, 0, 3);
     for (uint32_t o = 0; o < rows; o++) {
         const uint8_t *codes = w->codes + (row + o) * w->row_bytes;
         bool shares = o > 0 && (s->row_phase + row + o) % s->rows_shared != 0;
         if (!w->no_nan && has_nan(codes, w->in))
             return false;
-        if (w->format == OP_FORMAT_MXFP8)
-            for (uint32_t i = 0; i < s->stride; i += 64)
-                __builtin_prefetch((const uint8_t *)s->data + (row + o + rows) * s->stride + i);
         if (!shares && !row_factors(w, row + o, factors))
             return false;
         sums[o] = e4m3_row_sum(codes, factors, x, w->in);
@@ -582,21 +596,12 @@ static bool e4m3_stream(const struct op_quantised *w, uint32_t row, uint32_t row
 }
 #endif
 
-VF_INLINE void fp4_sums(enum op_format format, float global, const struct piece *p, uint32_t rows,
-                        vf4 *ret_sums)
+VF_INLINE void fp4_sums(const struct piece *p, uint32_t rows, vf4 *ret_sums)
 {
-    float scale[QUANT_ROWS][FP4_SCALES];
     vf acc[QUANT_ROWS];
-    const bool in_runs = format == OP_FORMAT_NVFP4 && FP4_RUN > 0; /* take scales from codes */
-    uint32_t from = in_runs ? p->n / 128 * 128 : 0;
 #pragma GCC unroll 8
-    for (uint32_t o = 0; o < rows; o++) {
+    for (uint32_t o = 0; o < rows; o++)
         acc[o] = vf_zero();
-        __builtin_prefetch(p->scales[o] + p->scales_ahead, 0, 3);
-        if (from < p->n)
-            fp4_scales(format, p->scales[o] + from / (format == OP_FORMAT_NVFP4 ? 16 : 32),
-                       p->n - from, global, scale[o] + from / 16);
-    }
     uint32_t i = 0;
 #if FP4_RUN > 0
     for (; i + FP4_RUN <= p->n; i += FP4_RUN) {
@@ -606,8 +611,7 @@ VF_INLINE void fp4_sums(enum op_format format, float global, const struct piece 
 #pragma GCC unroll 8
         for (uint32_t o = 0; o < rows; o++) {
             run[o] = _mm512_loadu_si512(p->codes[o] + i / 2);
-            by[o] = in_runs ? run_scales_e4m3(p->scales[o] + i / 16, global * E4M3_FACTOR)
-                            : run_spread(_mm256_loadu_ps(scale[o] + i / 16));
+            by[o] = run_spread(_mm256_loadu_ps(p->by[o] + i / 16));
         }
 #pragma GCC unroll 8
         for (int k = 0; k < 8; k++) {
@@ -632,7 +636,7 @@ VF_INLINE void fp4_sums(enum op_format format, float global, const struct piece 
 #pragma GCC unroll 8
             for (uint32_t k = 0; k < 32; k += VF_LANES)
                 acc[o] =
-                    vf_fma(doubled[k / VF_LANES] * scale[o][(i + k) / 16], x[k / VF_LANES], acc[o]);
+                    vf_fma(doubled[k / VF_LANES] * p->by[o][(i + k) / 16], x[k / VF_LANES], acc[o]);
         }
     }
 #pragma GCC unroll 2
@@ -652,50 +656,84 @@ static bool dots_fit(const struct op_quantised *w)
     return plain_scales(w, 0, nv ? 16 : 32) && s->dtype == (nv ? OP_SCALE_E4M3 : OP_SCALE_E8M0);
 }
 
-VF_INLINE bool dots(const struct op_quantised *w, enum op_format format, uint32_t row,
-                    uint32_t rows, const float *x, float *y)
+/* DOT_OUTS rows of FP8 or MXFP8, piece by piece. */
+VF_INLINE bool e4m3_dots(const struct op_quantised *w, enum op_format format, uint32_t row,
+                         const float *x, float *y)
 {
-    vf4 total[QUANT_ROWS / 4] = {{0}}, sums[QUANT_ROWS / 4];
-    const bool fp4 = format == OP_FORMAT_MXFP4 || format == OP_FORMAT_NVFP4;
-    const uint32_t shared = format == OP_FORMAT_NVFP4 ? 16 : 32;
-    const float global = format == OP_FORMAT_NVFP4 ? fp4_global(w) : 0;
-    const bool in_runs = format == OP_FORMAT_NVFP4 && FP4_RUN > 0;
-    if (in_runs && !(global < SCALE_MAX && global > -SCALE_MAX))
-        return false;
+    vf4 total = {0}, sums;
     for (uint32_t first = 0; first < w->in; first += DOT_BLOCK) {
         struct piece p = {.x = x + first,
                           .n = w->in - first < DOT_BLOCK ? w->in - first : DOT_BLOCK,
-                          .ahead = rows * w->row_bytes,
-                          .scales_ahead = rows * w->scales.stride};
-        for (uint32_t o = 0; o < rows; o++) {
-            p.codes[o] = w->codes + (row + o) * w->row_bytes + (fp4 ? first / 2 : first);
-            if (format != OP_FORMAT_FP8)
+                          .ahead = DOT_OUTS * w->row_bytes,
+                          .scales_ahead = DOT_OUTS * w->scales.stride};
+        for (uint32_t o = 0; o < DOT_OUTS; o++) {
+            p.codes[o] = w->codes + (row + o) * w->row_bytes + first;
+            if (format == OP_FORMAT_MXFP8)
                 p.scales[o] =
-                    (const uint8_t *)w->scales.data + (row + o) * w->scales.stride + first / shared;
-            if (!fp4 && !w->no_nan && has_nan(p.codes[o], p.n))
-                return false;
-            if (in_runs && has_nan(p.scales[o], p.n / 16))
+                    (const uint8_t *)w->scales.data + (row + o) * w->scales.stride + first / 32;
+            if (!w->no_nan && has_nan(p.codes[o], p.n))
                 return false;
         }
-        if (format == OP_FORMAT_FP8 && !fp8_sums(w, row, first, &p, sums))
+        if (format == OP_FORMAT_FP8 && !fp8_sums(w, row, first, &p, &sums))
             return false;
-        if (format == OP_FORMAT_MXFP8 && !mxfp8_sums(&p, sums))
+        if (format == OP_FORMAT_MXFP8 && !mxfp8_sums(&p, &sums))
             return false;
-        if (fp4)
-            fp4_sums(format, global, &p, rows, sums);
+        total = first == 0 ? sums : total + sums;
+    }
+    memcpy(y, &total, sizeof(total));
+    return true;
+}
+
+#define FP4_STRETCH 4096u /* columns whose scales are laid out before they are read */
+
+/* The scales of a stretch of some rows; those of the rows behind them are asked for: they lie in a
+ * place of their own, where the processor sees no order. */
+VF_INLINE void fp4_stretch(const struct op_quantised *w, enum op_format format, uint32_t row,
+                           uint32_t rows, uint32_t first, float (*out)[FP4_STRETCH / 16])
+{
+    const uint32_t n = w->in - first < FP4_STRETCH ? w->in - first : FP4_STRETCH;
+    const uint32_t shared = format == OP_FORMAT_NVFP4 ? 16 : 32;
+    const float global = format == OP_FORMAT_NVFP4 ? fp4_global(w) : 0;
+    for (uint32_t o = 0; o < rows; o++) {
+        const uint8_t *scales =
+            (const uint8_t *)w->scales.data + (row + o) * w->scales.stride + first / shared;
+        for (uint32_t i = 0; i < n / shared; i += 64)
+            __builtin_prefetch(scales + rows * w->scales.stride + i, 0, 3);
+        fp4_scales(format, scales, n, global, out[o]);
+    }
+}
+
+VF_INLINE void fp4_rows(const struct op_quantised *w, enum op_format format, uint32_t row,
+                        uint32_t rows, const float *x, float *y)
+{
+    _Alignas(64) float by[QUANT_ROWS][FP4_STRETCH / 16];
+    vf4 total[QUANT_ROWS / 4] = {{0}}, sums[QUANT_ROWS / 4];
+    for (uint32_t first = 0; first < w->in; first += DOT_BLOCK) {
+        uint32_t place = first % FP4_STRETCH;
+        if (place == 0)
+            fp4_stretch(w, format, row, rows, first, by);
+        struct piece p = {.x = x + first,
+                          .n = w->in - first < DOT_BLOCK ? w->in - first : DOT_BLOCK,
+                          .ahead = rows * w->row_bytes};
+        for (uint32_t o = 0; o < rows; o++) {
+            p.codes[o] = w->codes + (row + o) * w->row_bytes + first / 2;
+            p.by[o] = by[o] + place / 16;
+        }
+        fp4_sums(&p, rows, sums);
         for (uint32_t o = 0; o < rows / 4; o++)
             total[o] = first == 0 ? sums[o] : total[o] + sums[o];
     }
     memcpy(y, total, rows * sizeof(*y));
-    return true;
 }
 
 VF_INLINE bool fp4_dots(const struct op_quantised *w, enum op_format format, uint32_t row,
                         uint32_t rows, const float *x, float *y)
 {
     if (rows == QUANT_ROWS)
-        return dots(w, format, row, QUANT_ROWS, x, y);
-    return dots(w, format, row, DOT_OUTS, x, y);
+        fp4_rows(w, format, row, QUANT_ROWS, x, y);
+    else
+        fp4_rows(w, format, row, DOT_OUTS, x, y);
+    return true;
 }
 
 bool OP_FAST(quant_dots)(const struct op_quantised *w, uint32_t row, uint32_t rows, const float *x,
@@ -710,9 +748,9 @@ bool OP_FAST(quant_dots)(const struct op_quantised *w, uint32_t row, uint32_t ro
 #endif
     switch (w->format) {
     case OP_FORMAT_FP8:
-        return dots(w, OP_FORMAT_FP8, row, DOT_OUTS, x, y);
+        return e4m3_dots(w, OP_FORMAT_FP8, row, x, y);
     case OP_FORMAT_MXFP8:
-        return dots(w, OP_FORMAT_MXFP8, row, DOT_OUTS, x, y);
+        return e4m3_dots(w, OP_FORMAT_MXFP8, row, x, y);
     case OP_FORMAT_MXFP4:
         return fp4_dots(w, OP_FORMAT_MXFP4, row, rows, x, y);
     case OP_FORMAT_NVFP4:

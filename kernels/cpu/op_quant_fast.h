@@ -82,7 +82,7 @@ void OP_FAST(quant_row)(const struct op_quantised *w, uint32_t row, uint32_t fir
 
 static inline uint32_t quant_rows(const struct op_quantised *w)
 {
-    return quant_ordered(w) && !quant_e4m3(w) ? QUANT_ROWS : DOT_OUTS;
+    return quant_ordered(w) ? QUANT_ROWS : DOT_OUTS;
 }
 
 /* Products of rows [row, row + rows) with one x, in the order of the columns and with the bits of

@@ -342,6 +342,36 @@ static void bench_gemm(enum op_dtype dtype, uint32_t rows, const struct op_ctx *
     free(z);
 }
 
+/* Many rows against a quantised weight; the limit is the same shape with bf16 weights. */
+static void bench_gemm_quantised(enum op_format format, const char *format_name, uint32_t rows,
+                                 const struct op_ctx *ctx, int threads)
+{
+    char name[64];
+    uint32_t in = 4096, out = 4096;
+    snprintf(name, sizeof(name), "gemm_%s_%ux%ux%u_threads%d", format_name, rows, in, out, threads);
+    if (!wanted(name))
+        return;
+    struct rng rng;
+    rng_init(&rng, 4);
+    struct op_quantised q = make_quantised(format, in, &rng);
+    q.out = q.out < out ? q.out : out;
+    float *x = random_floats((size_t)rows * in, &rng), *y = random_floats((size_t)rows * out, &rng);
+    void *w = random_weights((size_t)in * out, OP_BF16, &rng);
+    struct linear l = {ctx, {x, {NULL, OP_F32, &q}, y, rows, in, q.out, in, out}};
+    struct linear plain = {ctx, {x, {w, OP_BF16, NULL}, y, rows, in, q.out, in, out}};
+    double subject, limit, flops = 2.0 * rows * in * q.out;
+    double share =
+        compare((struct side){run_linear, &l}, (struct side){run_linear, &plain}, &subject, &limit);
+    printf("%-36s %7.2f GFLOP/s, bf16 %7.2f, share %.3f\n", name, flops / subject * 1e-9,
+           flops / limit * 1e-9, share);
+    fflush(stdout);
+    free(x);
+    free(y);
+    free(w);
+    free((void *)(uintptr_t)q.codes);
+    free((void *)(uintptr_t)q.suh);
+}
+
 static enum op_cpu parse_limit(const char *text)
 {
     for (unsigned cpu = 0; cpu < OP_CPU_COUNT; cpu++)
@@ -395,6 +425,9 @@ int main(int argc, char **argv)
         bench_gemm(OP_BF16, 512, ctx, threads);
         bench_gemm(OP_F32, 512, ctx, threads);
         bench_gemm(OP_BF16, 4, ctx, threads);
+        bench_gemm_quantised(OP_FORMAT_FP8, "fp8", 512, ctx, threads);
+        bench_gemm_quantised(OP_FORMAT_MXFP8, "mxfp8", 512, ctx, threads);
+        bench_gemm_quantised(OP_FORMAT_NVFP4, "nvfp4", 512, ctx, threads);
     }
     cpu_pool_destroy(&pool);
     return 0;
