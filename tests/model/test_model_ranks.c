@@ -347,6 +347,53 @@ static void test_formats(void **state)
     scratch_fini(scratch);
 }
 
+/* Nothing is exchanged while a model is loaded. */
+static enum err never_reduce(void *arg, float *values, size_t count)
+{
+    (void)arg;
+    (void)values;
+    (void)count;
+    abort();
+}
+
+static enum err never_gather(void *arg, const void *own, size_t bytes, void *ret_all)
+{
+    (void)arg;
+    (void)own;
+    (void)bytes;
+    (void)ret_all;
+    abort();
+}
+
+static void refused(const char *path, enum shard_moe moe, const char *words)
+{
+    struct model_group group = {
+        .ranks = 2, .rank = 1, .moe = moe, .all_reduce = never_reduce, .all_gather = never_gather};
+    struct model_options options = {.directory = path, .threads = 1, .group = &group};
+    struct err_detail detail = {{0}};
+    struct model *m = NULL;
+    assert_int_equal(model_load(&options, &m, &detail), ERR_UNSUPPORTED);
+    assert_null(m);
+    if (strstr(detail.text, words) == NULL)
+        fail_msg("%s: %s", path, detail.text);
+}
+
+/* The model as it ships has EXL3 experts of 128 columns, which no two ranks can share; with every
+ * layer in EXL3 there are heads that a rank would have to cut, too. */
+static void test_exl3_refusals(void **state)
+{
+    char path[1024], scratch[256], out[300];
+    (void)state;
+    test_path(path, sizeof(path), "deploy/demo");
+    refused(path, SHARD_MOE_TP, "moe_split=tp: experts are 128 columns wide, which 2 ranks");
+    scratch_init(scratch);
+    snprintf(out, sizeof(out), "%s/all", scratch);
+    tool(0, "quantize tests/golden/tiny-glm %s --format exl3 --bits 2 --beam 1 --layers all", out);
+    refused(out, SHARD_MOE_TP, "moe_split=tp: experts are 128 columns wide, which 2 ranks");
+    refused(out, SHARD_MOE_EP, "128");
+    scratch_fini(scratch);
+}
+
 /* A rank that leaves in the middle ends the step on both, neither hangs. */
 static void test_leave(void **state)
 {
@@ -410,12 +457,12 @@ int main(int argc, char **argv)
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_split),     cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_two_tp),    cmocka_unit_test(test_two_ep),
-        cmocka_unit_test(test_two_fast),  cmocka_unit_test(test_uneven),
-        cmocka_unit_test(test_positions), cmocka_unit_test(test_rows_stored),
-        cmocka_unit_test(test_tcp),       cmocka_unit_test(test_formats),
-        cmocka_unit_test(test_leave),
+        cmocka_unit_test(test_split),         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_exl3_refusals), cmocka_unit_test(test_two_tp),
+        cmocka_unit_test(test_two_ep),        cmocka_unit_test(test_two_fast),
+        cmocka_unit_test(test_uneven),        cmocka_unit_test(test_positions),
+        cmocka_unit_test(test_rows_stored),   cmocka_unit_test(test_tcp),
+        cmocka_unit_test(test_formats),       cmocka_unit_test(test_leave),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

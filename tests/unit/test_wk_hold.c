@@ -317,7 +317,9 @@ static void test_lost_while_sealing(void **state)
         commit_say(s, 2, 0);
         wk_shell_hold_drop(s);
         assert_false(wk_shell_hold_empty(s));
-        assert_true(all_bytes(&seen.seals[1].hash, 3)); /* still there */
+        assert_non_null(s->hold.batches[0].first); /* still there */
+        assert_null(s->hold.batches[1].first);
+        assert_true(all_bytes(&seen.seals[1].hash, 3));
         commit_say(s, 3, 0);
         release_say(s, 3);
         wk_shell_hold_sealed(s, failed ? ERR_CLOSED : ERR_OK);
@@ -341,7 +343,9 @@ static void test_too_much(void **state)
     assert_false(s->hold.spoilt);
     commit_say(s, 1, 0);
     assert_true(s->hold.spoilt);
+    const struct wk_held *last = s->hold.batches[0].last;
     release_say(s, 1);
+    assert_ptr_equal(s->hold.batches[0].last, last);
     wk_shell_hold_drop(s);
     assert_true(!s->hold.spoilt && wk_shell_hold_empty(s));
     release_say(s, 2);

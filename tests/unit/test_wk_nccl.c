@@ -205,6 +205,8 @@ static struct play play_run(const struct fake *rank0, const struct fake *rank1, 
     struct play p = {.fakes = {*rank0, *rank1}, .gone = gone};
     p.hangs = rank0->init_polls < 0 || (rank0->stream_polls < 0 && !gone);
     world_init(&w, 2, 1024);
+    w.silence_ms =
+        20000; /* a rank that goes says so; one that the machine forgets for a while lives */
     world_run(&w, body, &p);
     world_fini(&w);
     return p;
