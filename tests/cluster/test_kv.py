@@ -134,9 +134,16 @@ def audit(c, sound=True):
     return run.stdout
 
 
+def attached(c):
+    try:
+        return c.health("kvmgr").get("workers", 0) >= 1
+    except OSError:     # a new process whose page is not there yet
+        return False
+
+
 def wait_attached(c):
     wait_for("ready again", 20, c.ready)
-    wait_for("worker attached", 20, lambda: c.health("kvmgr").get("workers", 0) >= 1)
+    wait_for("worker attached", 20, lambda: attached(c))
 
 
 def test_turns_survive_kills():
