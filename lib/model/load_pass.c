@@ -246,7 +246,7 @@ enum err load_pass(const struct safetensors *set, const struct weights *w, const
     }
     if (p.first_bad == NO_LINEAR)
         return ERR_OK;
-    enum err e = weights_check_values(w, p.first_bad, detail);
-    CHECK(e != ERR_OK);
-    return e;
+    TRY(weights_check_values(w, p.first_bad, detail));
+    return err_set(detail, ERR_CORRUPT, "tensor \"%s\": its file changes while it is read",
+                   w->linears[p.first_bad].tensor->name);
 }

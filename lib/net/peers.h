@@ -27,9 +27,9 @@ struct peers_options {
     const char *addresses[PEERS_MAX];    /* "tcp://HOST:PORT" of each rank, where it listens */
     const char *key_public, *key_secret; /* Z85; NULL = in the clear */
     uint32_t message_bytes_max;          /* of a second frame */
-    uint32_t
-        silence_ms; /* a connection that brings nothing for so long is made anew; 0 = kept.  The
-                          * ranks say something more often than that. */
+    /* A connection that brings nothing for so long is made anew; 0 = kept.  The ranks say
+     * something more often than that. */
+    uint32_t silence_ms;
 };
 
 struct peers_message {
