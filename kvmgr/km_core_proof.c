@@ -30,6 +30,20 @@ static void ask(struct km_core *core, enum km_object_kind kind, uint32_t index)
     core->proofs_inflight++;
 }
 
+void core_doubt(struct km_node *n)
+{
+    n->unproven = 1;
+    n->proof_stale = n->proving;
+    n->write_stale = n->storing;
+}
+
+void core_doubt_snapshot(struct km_snap *s)
+{
+    s->unproven = 1;
+    s->proof_stale = s->proving;
+    s->write_stale = s->storing;
+}
+
 /* False: no room in flight. */
 static bool prove_block(struct km_core *core, uint32_t block)
 {
@@ -203,12 +217,17 @@ static bool slot_proved(struct km_core *core, const struct km_proof *r)
     struct km_snap *s = km_index_snap(km_pool_index(core->pool), r->index);
     CHECK(s != NULL && s->proving && s->refs > 0 && s->state == KM_SNAP_KEPT);
     uint32_t node = s->node;
+    bool stale = s->proof_stale;
     s->refs--;
-    s->proving = 0;
-    if (r->code == ERR_OK) {
+    s->proving = s->proof_stale = 0;
+    if (r->code == ERR_OK && !stale) {
         s->unproven = s->damaged = 0;
+    } else if (r->code == ERR_OK) {
+        if (!s->damaged)
+            (void)prove_slot(core, r->index);
     } else {
         core->stats.snapshots_damaged += !s->damaged;
+        core_doubt_snapshot(s);
         if (s->refs == 0)
             km_pool_snap_free(core->pool, r->index);
         else
@@ -235,11 +254,16 @@ void core_proved(struct km_core *core, struct km_actions *actions, const struct 
         }
         struct km_node *n = km_index_node(km_pool_index(core->pool), r->index);
         CHECK(n->proving && n->state == KM_NODE_INDEXED);
-        n->proving = 0;
-        if (r->code == ERR_OK) {
+        bool stale = n->proof_stale;
+        n->proving = n->proof_stale = 0;
+        if (r->code == ERR_OK && !stale) {
             n->unproven = n->damaged = 0;
+        } else if (r->code == ERR_OK) {
+            if (!n->damaged)
+                (void)prove_block(core, r->index);
         } else {
             core->stats.blocks_damaged += !n->damaged;
+            core_doubt(n);
             damaged[count++] = r->index;
         }
         km_pool_unref(core->pool, r->index);
@@ -260,11 +284,11 @@ static void suspect_all(struct km_core *core)
     struct km_index *ix = km_pool_index(core->pool);
     for (uint32_t b = 0; b < core->arena.block_count; b++)
         if (km_index_node(ix, b)->state == KM_NODE_INDEXED)
-            km_index_node(ix, b)->unproven = 1;
+            core_doubt(km_index_node(ix, b));
     for (uint32_t i = 0; i < km_index_snap_count(ix); i++) {
         struct km_snap *s = km_index_snap(ix, km_index_snap_first(ix) + i);
         if (s->state == KM_SNAP_KEPT)
-            s->unproven = 1;
+            core_doubt_snapshot(s);
     }
     core->unproven = core->unproven_seen = true;
     core->proof_at = 0;
@@ -279,7 +303,7 @@ void core_suspect(struct km_core *core, uint32_t block)
     struct km_node *n = km_index_node(km_pool_index(core->pool), block);
     if (n->state != KM_NODE_INDEXED)
         return;
-    n->unproven = 1;
+    core_doubt(n);
     core->unproven = core->unproven_seen = true;
     core->proof_at = block;
 }

@@ -201,6 +201,9 @@ void core_proved(struct km_core *core, struct km_actions *actions, const struct 
 /* Blocks whose data are others than were committed leave, with all that stands on them. */
 void core_damaged(struct km_core *core, struct km_actions *actions, const uint32_t *blocks,
                   uint32_t count);
+/* What is known of its data counts no more, nor what a reading says that has begun. */
+void core_doubt(struct km_node *n);
+void core_doubt_snapshot(struct km_snap *s);
 void core_suspect(struct km_core *core, uint32_t block); /* read again before it is given away */
 void core_proof_tick(struct km_core *core, struct km_actions *actions);
 void core_proof_reset(struct km_core *core); /* the arena goes */

@@ -157,16 +157,18 @@ static uint32_t write_done(struct km_core *core, const struct km_store_result *r
     if (r->item.kind == KM_OBJECT_SNAPSHOT) {
         struct km_snap *s = km_index_snap(ix, r->item.index);
         CHECK(s != NULL && s->storing && s->refs > 0);
+        bool stale = s->write_stale;
         s->refs--;
-        s->storing = 0;
+        s->storing = s->write_stale = 0;
         block = s->node;
         bool leaving = s->leaving || r->code == ERR_CORRUPT;
         s->leaving = 0;
-        if (r->code == ERR_OK) {
+        if (r->code == ERR_OK && !stale) {
             s->unproven = s->damaged = 0;
         } else if (r->code == ERR_CORRUPT) {
             core->stats.snapshots_damaged += !s->damaged;
-            s->unproven = s->damaged = 1;
+            core_doubt_snapshot(s);
+            s->damaged = 1;
         }
         if (r->code == ERR_CORRUPT)
             core->unproven = core->unproven_seen = true;
@@ -174,11 +176,12 @@ static uint32_t write_done(struct km_core *core, const struct km_store_result *r
             km_pool_snap_free(core->pool, r->item.index);
     } else {
         struct km_node *n = km_index_node(ix, block);
-        n->storing = 0;
-        if (r->code == ERR_OK) {
+        bool stale = n->write_stale;
+        n->storing = n->write_stale = 0;
+        if (r->code == ERR_OK && !stale) {
             n->unproven = n->damaged = 0;
         } else if (r->code == ERR_CORRUPT) {
-            n->unproven = 1;
+            core_doubt(n);
             damaged = block;
             core->stats.blocks_damaged += !n->damaged;
         }

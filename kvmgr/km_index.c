@@ -224,7 +224,7 @@ void km_index_insert(struct km_index *ix, uint32_t block, const struct hash128 *
     n->state = state;
     n->class = KM_CLASS_PLAIN;
     n->queued = n->superseded = n->leaving = n->storing = n->tested = 0;
-    n->unproven = n->proving = n->damaged = 0;
+    n->unproven = n->proving = n->damaged = n->proof_stale = n->write_stale = 0;
     n->snapshot = KM_NONE;
     n->session = KM_NONE;
     n->used = now_ticks;
@@ -372,6 +372,7 @@ void km_index_snap_set(struct km_index *ix, uint32_t slot, enum km_snap_state st
     s->state = (uint8_t)state;
     s->node = KM_NONE;
     s->covered = s->storing = s->leaving = s->unproven = s->proving = s->damaged = 0;
+    s->proof_stale = s->write_stale = 0;
 }
 
 void km_index_snap_attach(struct km_index *ix, uint32_t slot, uint32_t block, uint32_t now_ticks)

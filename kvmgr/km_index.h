@@ -45,7 +45,9 @@ struct km_node { /* read-only outside km_index.c but for "user" fields */
     unsigned position : 24, /* index of the block in its chain */
         unproven : 1,       /* user: of an earlier process, its data were not read yet */
         proving : 1,        /* user: they are being read */
-        damaged : 1;        /* user: unproven, and were read: nothing waits for them */
+        damaged : 1,        /* user: unproven, and were read: nothing waits for them */
+        proof_stale : 1,    /* user: the reading began before they were last doubted */
+        write_stale : 1;    /* user: so did the write to the tier, which reads them too */
     uint32_t session;       /* user: who is charged for it, KM_NONE */
     uint32_t used;          /* km_index_ticks of its last use */
     unsigned children : 23, state : 2, class : 2, queued : 1, /* in the heap */
@@ -73,7 +75,7 @@ struct km_snap { /* a snapshot slot; numbers run from snapshot_first */
     uint8_t covered; /* a later one of the same chain exists, and no fork between */
     uint8_t storing; /* user: being written to the tier */
     uint8_t leaving; /* user: given up when it is written */
-    uint8_t unproven, proving, damaged; /* user: as in km_node */
+    uint8_t unproven, proving, damaged, proof_stale, write_stale; /* user: as in km_node */
 };
 
 struct km_index;

@@ -214,6 +214,149 @@ static void everything_is_suspect(void **state)
     cw_check(W);
 }
 
+/* Answers what was asked for with what was there when it was read: all was good. */
+static void proofs_were_good(void)
+{
+    struct km_event event = {.type = KM_EVENT_PROVED};
+    static struct km_proof results[KM_PROOFS_MAX];
+    assert_true(W->proof_count > 0);
+    for (uint32_t i = 0; i < W->proof_count; i++)
+        results[i] = W->proofs[i];
+    event.u.proved.count = W->proof_count;
+    event.u.proved.results = results;
+    W->proof_count = 0;
+    cw_step(W, event);
+}
+
+static void suspect(uint32_t block)
+{
+    cw_step(W, (struct km_event){.type = KM_EVENT_SUSPECT, .u.suspect = block});
+}
+
+/* What was read before somebody wrote there says nothing of what is there now. */
+static void a_proof_begun_before_a_doubt_clears_nothing(void **state)
+{
+    struct run a = turn(1, 1, 0, words_a, 4 * CW_BT + 2);
+    W->proofs_held = true;
+    suspect(a.blocks[2]);
+    cw_tick(W);
+    assert_int_equal(W->proof_count, 1);
+    W->block_data[a.blocks[2]].bytes[0] ^= 1; /* behind the reader */
+    suspect(a.blocks[2]);
+    proofs_were_good();
+    assert_int_equal(km_core_unproven(W->core), 1);
+    assert_int_equal(W->proof_count, 1); /* asked for anew at once */
+    W->proofs_held = false;
+    assert_int_equal(turn(2, 1, 0, words_a, 4 * CW_BT + 2).reused, 0);
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 1);
+    assert_int_equal(km_core_unproven(W->core), 0);
+    cw_check(W);
+    /* An answer to what was asked after the doubt does clear it. */
+    struct run b = turn(3, 2, 1, words_b, 4 * CW_BT + 2);
+    W->proofs_held = true;
+    suspect(b.blocks[1]);
+    cw_tick(W);
+    suspect(b.blocks[1]);
+    proofs_were_good();
+    proofs_were_good();
+    assert_int_equal(km_core_unproven(W->core), 0);
+    W->proofs_held = false;
+    assert_int_equal(turn(4, 2, 1, words_b, 4 * CW_BT + 2).reused, 4);
+}
+
+static void nor_that_of_a_snapshot(void **state)
+{
+    (void)turn(1, 1, 0, words_a, 4 * CW_BT + 2);
+    W->proofs_held = true;
+    suspect(KM_NONE);
+    for (uint32_t i = 0; i < 3; i++)
+        cw_tick(W);
+    assert_int_equal(W->proof_count, 5);
+    for (uint32_t i = W->live_slots; i < W->slot_count; i++)
+        W->slot_data[i].bytes[3] ^= W->slots[i].state == KM_COMMITTED;
+    suspect(KM_NONE);
+    proofs_were_good();
+    assert_int_equal(W->proof_count, 5);
+    W->proofs_held = false;
+    assert_int_equal(turn(2, 1, 0, words_a, 4 * CW_BT + 2).reused, 0);
+    assert_int_equal(km_core_stats(W->core)->snapshots_damaged, 1);
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 0);
+    cw_check(W);
+}
+
+static void tier_begin(void)
+{
+    W->objects = calloc(CW_OBJECTS, sizeof(*W->objects));
+    W->options.tier_bytes_max = 8192 * 100;
+    cw_start(W);
+    cw_attach(W, 0, 100);
+    cw_tier_on(W);
+}
+
+/* Writes what waits, as it was, but the answers come later. */
+static struct km_event writes_held(void)
+{
+    static struct km_store_result results[KM_STORE_MAX];
+    struct km_event event = {.type = KM_EVENT_STORE_DONE};
+    assert_true(W->queued > 0);
+    for (uint32_t i = 0; i < W->queued; i++)
+        results[i] = cw_store_do(W, &W->queue[i]);
+    event.u.store_done.count = W->queued;
+    event.u.store_done.results = results;
+    W->queued = 0;
+    return event;
+}
+
+/* The same of a write to the tier, which reads what it writes. */
+static void nor_does_a_write_begun_before(void **state)
+{
+    tier_begin();
+    struct run a = turn(1, 1, 0, words_a, 4 * CW_BT + 2);
+    W->proofs_held = true;
+    cw_step(W, (struct km_event){.type = KM_EVENT_FLUSH, .u.flush_begins = true});
+    struct km_event written = writes_held();
+    W->block_data[a.blocks[1]].bytes[0] ^= 1;
+    suspect(KM_NONE);
+    cw_step(W, written);
+    assert_int_equal(km_core_unproven(W->core), 4);
+    W->proofs_held = false;
+    for (uint32_t i = 0; i < 4; i++)
+        cw_tick(W);
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 1);
+    assert_int_equal(km_core_unproven(W->core), 0);
+    cw_check(W);
+}
+
+/* Two readers: the later one found damage, the earlier one comes back and says that all is well. */
+static void damage_stays_known(void **state)
+{
+    tier_begin();
+    struct run a = turn(1, 1, 0, words_a, 4 * CW_BT + 2), user = {.request = 2, .session = 1};
+    run_chain(&user, words_a, 4 * CW_BT + 2);
+    assert_int_equal(run_open(&user), ERR_OK); /* in use: it cannot leave */
+    assert_int_equal(user.reused, 4);
+    W->proofs_held = true;
+    suspect(a.blocks[1]);
+    cw_tick(W);
+    assert_int_equal(W->proof_count, 1);
+    W->block_data[a.blocks[1]].bytes[0] ^= 1;
+    cw_step(W, (struct km_event){.type = KM_EVENT_FLUSH, .u.flush_begins = true});
+    cw_store_all(W);
+    assert_int_equal(km_core_stats(W->core)->blocks_damaged, 1);
+    proofs_were_good();
+    W->proofs_held = false;
+    assert_true(km_core_unproven(W->core) > 0);
+    struct run other = {.request = 3, .session = 2};
+    run_chain(&other, words_a, 4 * CW_BT + 2);
+    assert_int_equal(run_open(&other), ERR_OK);
+    assert_int_equal(other.reused, 0);
+    run_release(&other, false);
+    run_release(&user, true);
+    cw_tick(W);
+    cw_check(W);
+    assert_int_equal(km_core_unproven(W->core), 0);
+}
+
 int main(void)
 {
 #define CASE(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -227,6 +370,10 @@ int main(void)
         CASE(damage_does_not_reach_the_tier),
         CASE(what_stands_on_damage_does_not_either),
         CASE(everything_is_suspect),
+        CASE(a_proof_begun_before_a_doubt_clears_nothing),
+        CASE(nor_that_of_a_snapshot),
+        CASE(nor_does_a_write_begun_before),
+        CASE(damage_stays_known),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
