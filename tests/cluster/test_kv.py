@@ -15,7 +15,7 @@ import threading
 import time
 
 import cluster
-from cluster import Cluster, Load, Skipped, parallel, wait_for
+from cluster import Cluster, Load, Skipped, greedy_cases, parallel, wait_for
 
 BLOCK = 16
 LONG = os.environ.get("TANDEM_LONG") == "1"
@@ -122,6 +122,43 @@ def test_chat_history_is_warm():
         cold = c.chat(messages, cache_salt="none had this", **fields)
         assert cold["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         assert cold["choices"][0]["message"] == second["choices"][0]["message"]
+
+
+def test_snapshots_in_bf16():
+    """Half the room for a state; turns resume from it, also under a new kvmgr, and a text found long
+    ago is still found.  Equal bits are not promised: `exact` refuses it."""
+    cases, slots = greedy_cases(["needle"]), {}
+    for dtype in ("f32", "bf16"):
+        with Cluster(kvmgr__block_tokens=BLOCK, kvmgr__snapshot_dtype=dtype,
+                     worker__numerics="fast") as c:
+            def answer(case):
+                got = c.stream(case["prompt"], path="/v1/completions", return_token_ids=True,
+                               temperature=0, max_tokens=len(case["ids"]) + 8)
+                return got.usage["tandem"]["cached_tokens"], got.ids == case["ids"]
+            assert all(right for _, right in map(answer, cases)), dtype
+            talk = Talk(c, "first", compare=False)
+            talk.turn(hit=False)
+            assert talk.turn() > 0
+            c.kill("kvmgr")
+            wait_attached(c)
+            assert talk.turn() > 0      # what the file held
+            again = [answer(case) for case in cases]
+            warm = [right for cached, right in again if cached > 0]
+            assert len(warm) >= 0.9 * len(cases) and sum(warm) >= 0.9 * len(warm), (dtype, again)
+            slots[dtype] = c.health("kvmgr")["snapshots_total"]
+            c.ledger_settles()
+            c.pool_settles()
+    assert slots["bf16"] >= 1.8 * slots["f32"], slots
+    print(f"state snapshots in the same share of the pool: {slots}")
+    c = Cluster(kvmgr__snapshot_dtype="bf16")
+    try:
+        c.up()
+    except AssertionError as error:
+        assert "snapshot_dtype bf16" in str(error) and "numerics exact" in str(error), error
+    else:
+        raise AssertionError("states in bf16 were taken by exact")
+    finally:
+        c.__exit__()
 
 
 def audit(c, sound=True):
