@@ -119,6 +119,8 @@ static void bounds_apply(struct arena *a, struct rng *r, struct msg *m)
         q->ids_count = 1 + rng_below(r, 3000);
         q->prompt_count = 1 + rng_below(r, q->ids_count);
         q->ids = ids_random(a, r, q->ids_count);
+        if (q->ids_count == q->prompt_count) /* nobody has made a token yet */
+            q->made_by = (struct hash128){{0}};
         q->sampling.top_logprobs %= MSG_TOP_LOGPROBS_MAX + 1;
         q->limits.output_tokens_max |= 1;
         q->group_count %= 200;
