@@ -72,6 +72,8 @@ def test_every_policy_gives_one_text():
         right, wrong = drafts_of(results)
         if spec in ("off", "fixed:0"):
             assert right == wrong == 0, (spec, right, wrong)
+        elif spec == "goodput":     # drafts as long as it pays, on a busy machine seldom
+            assert right + wrong > 0, (spec, right, wrong)
         else:
             assert right > 0 and wrong > 0, (spec, right, wrong)
 

@@ -54,8 +54,12 @@ def sid_of(c, session):
 
 
 def group_kill(c, group):
-    """All of a group at once and for good: its supervisors die first."""
-    names = [f"{role}-{group}" for role in ("worker", "drafter", "kvmgr")]
+    """All of a group at once and for good."""
+    kill_for_good(c, [f"{role}-{group}" for role in ("worker", "drafter", "kvmgr")])
+
+
+def kill_for_good(c, names):
+    """Supervisors die first."""
     for kind in ("super", "pid"):
         for name in names:
             with open(c.path(name, kind), encoding="ascii") as f:
@@ -411,6 +415,29 @@ def test_groups_of_two_ranks():
         pools = [c.health(name) for name in ("kvmgr", "kvmgr-1")]
         assert all(kv["tokens_reused"] > 0 for kv in pools), pools
         c.pool_settles(20)
+
+
+def test_a_rank_that_stays_away():
+    """Half a group serves nobody: what ran there and what comes back goes on with the other group,
+    computed again, while the half waits for its peer."""
+    sets = {"worker__ranks": 2, "worker__threads": 1, "worker__dcp": 2, "worker__interleave": 4}
+    with two_groups(**sets) as c:
+        both_ready(c)
+        talk = Talk(c, f"left {random.random()}", compare=False)
+        while home_of(c, talk) != 0:
+            talk = Talk(c, f"left {random.random()}", compare=False)
+        with Load(c, 4) as load:        # its texts are compared
+            load.wait_more(4)
+            kill_for_good(c, ["worker-1"])
+            wait_for("one group left", 10, lambda: c.health("router")["groups_ready"] == 1)
+            load.wait_more(8)
+        assert c.ready() and c.pid("worker-0")
+        talk.compare = True
+        talk.turn(hit=False)
+        assert talk.turn() > 0          # and now it lives there
+        assert c.health("router")["groups_ready"] == 1
+        ledger = c.health("router")["ledger"]
+        assert ledger["failed"] == 0, ledger
 
 
 if __name__ == "__main__":
