@@ -248,6 +248,9 @@ static enum err slots_fit(const struct kv_layout *found, const struct km_arena_o
     if (live < o->live_count || (o->follows && live != o->live_count))
         return err_set(detail, ERR_UNSUPPORTED, "it has %u live slots, %u are needed", live,
                        o->live_count);
+    if (live / SLOTS_SURPLUS > o->live_count + SLOTS_SURPLUS)
+        return err_set(detail, ERR_UNSUPPORTED, "it has %u live slots, only %u are needed", live,
+                       o->live_count);
     least += live - o->live_count;
     if (found->slot_count < least)
         return err_set(detail, ERR_UNSUPPORTED, "it has %u state slots, %u are needed",

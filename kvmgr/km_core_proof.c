@@ -228,6 +228,7 @@ static bool slot_proved(struct km_core *core, const struct km_proof *r)
     } else {
         core->stats.snapshots_damaged += !s->damaged;
         core_doubt_snapshot(s);
+        core->unproven = core->unproven_seen = true; /* it goes when nothing uses it */
         if (s->refs == 0)
             km_pool_snap_free(core->pool, r->index);
         else
@@ -279,16 +280,26 @@ void core_proved(struct km_core *core, struct km_actions *actions, const struct 
     core_grants_offer(core, actions);
 }
 
+/* What is being loaded is not sealed yet, and would be as it is now: its load fails. */
+static void doubt_any(struct km_node *n)
+{
+    if (n->state == KM_NODE_INDEXED)
+        core_doubt(n);
+    else if (n->state == KM_NODE_LOADING)
+        n->write_stale = 1;
+}
+
 static void suspect_all(struct km_core *core)
 {
     struct km_index *ix = km_pool_index(core->pool);
     for (uint32_t b = 0; b < core->arena.block_count; b++)
-        if (km_index_node(ix, b)->state == KM_NODE_INDEXED)
-            core_doubt(km_index_node(ix, b));
+        doubt_any(km_index_node(ix, b));
     for (uint32_t i = 0; i < km_index_snap_count(ix); i++) {
         struct km_snap *s = km_index_snap(ix, km_index_snap_first(ix) + i);
         if (s->state == KM_SNAP_KEPT)
             core_doubt_snapshot(s);
+        else if (s->state == KM_SNAP_LOADING)
+            s->write_stale = 1;
     }
     core->unproven = core->unproven_seen = true;
     core->proof_at = 0;
@@ -296,14 +307,17 @@ static void suspect_all(struct km_core *core)
 
 void core_suspect(struct km_core *core, uint32_t block)
 {
+    for (uint32_t i = 0; i < KM_PROOF_WANTS_MAX; i++) /* what was read for them may not count */
+        if (core->proof_wants[i].used)
+            core->proof_wants[i].cursor = core->proof_wants[i].tail;
     if (core->pool && block == KM_NONE)
         suspect_all(core);
     if (!core->pool || block >= core->arena.block_count)
         return;
     struct km_node *n = km_index_node(km_pool_index(core->pool), block);
+    doubt_any(n);
     if (n->state != KM_NODE_INDEXED)
         return;
-    core_doubt(n);
     core->unproven = core->unproven_seen = true;
     core->proof_at = block;
 }

@@ -447,7 +447,8 @@ static uint32_t load_settle_blocks(struct km_core *core, struct km_actions *acti
     for (uint32_t b = l->tail; b != l->front; b = km_index_node(ix, b)->parent)
         path[--at] = b;
     CHECK(count <= KM_LOAD_BLOCKS_MAX);
-    while (good < count && km_index_node(ix, path[good])->tested)
+    while (good < count && km_index_node(ix, path[good])->tested &&
+           !km_index_node(ix, path[good])->write_stale)
         good++;
     for (uint32_t i = count; i > good; i--)
         km_pool_unref(core->pool, path[i - 1]);
@@ -476,8 +477,8 @@ static void load_settle_slot(struct km_core *core, struct km_actions *actions, s
     struct km_index *ix = km_pool_index(core->pool);
     if (l->slot == KM_NONE)
         return;
-    if (!l->slot_good || good != l->tail || good == KM_NONE ||
-        km_index_node(ix, good)->snapshot != KM_NONE) {
+    if (!l->slot_good || km_index_snap(ix, l->slot)->write_stale || good != l->tail ||
+        good == KM_NONE || km_index_node(ix, good)->snapshot != KM_NONE) {
         km_pool_snap_free(core->pool, l->slot);
         return;
     }

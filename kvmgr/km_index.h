@@ -47,9 +47,11 @@ struct km_node { /* read-only outside km_index.c but for "user" fields */
         proving : 1,        /* user: they are being read */
         damaged : 1,        /* user: unproven, and were read: nothing waits for them */
         proof_stale : 1,    /* user: the reading began before they were last doubted */
-        write_stale : 1;    /* user: so did the write to the tier, which reads them too */
-    uint32_t session;       /* user: who is charged for it, KM_NONE */
-    uint32_t used;          /* km_index_ticks of its last use */
+        /* user: so did the write to the tier, which reads them too; of one that is being loaded:
+         * it was written over meanwhile */
+        write_stale : 1;
+    uint32_t session; /* user: who is charged for it, KM_NONE */
+    uint32_t used;    /* km_index_ticks of its last use */
     unsigned children : 23, state : 2, class : 2, queued : 1, /* in the heap */
         superseded : 1, /* user: a newer turn took its place */
         leaving : 1,    /* user: given up when it is written */

@@ -319,7 +319,8 @@ static void draft_wait_learn(struct wk_core *core)
         core->draft_pause == 0
             ? 1
             : (2 * core->draft_pause < PAUSE_STEPS_MAX ? 2 * core->draft_pause : PAUSE_STEPS_MAX);
-    uint64_t wait_us = core->now_us - core->cycle_us;
+    uint64_t wait_us = core->now_us - core->cycle_us, most_us = core->options.deadline_ms * 1000ull;
+    wait_us = wait_us < most_us ? wait_us : most_us; /* the rest was for something else: blocks */
     wk_cost_learn(&core->cost_draft, asked, 0, 1, (double)wait_us);
     core->stats.draft_waits++;
     core->stats.draft_us_last = wait_us;

@@ -192,6 +192,8 @@ static void run_piece(struct pass *p, uint32_t begin, uint32_t end)
         while (next < end && u->data + u->bytes <= t->data + CHUNK_BYTES && ++next < end)
             u = safetensors_at(p->set, p->order[next]);
         bool read = next > i ? run_small(p, i, next, chunk) : run_large(p, p->order[i], chunk);
+        for (; !read && next > i + 1 && run_small(p, i, i + 1, chunk); i++) /* which of them? */
+            continue;
         if (!read) {
             atomic_store(&p->unread, p->order[i]);
             return;

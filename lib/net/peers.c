@@ -18,7 +18,8 @@
 #define KEY_BYTES   32u
 /* A connection to a lower rank that has brought nothing for twice the silence and this is begun
  * again from nothing: what arrives damaged ends it inside ZeroMQ for good, without a word. */
-#define RENEW_MS 2000u
+#define RENEW_MS    2000u
+#define WATCH_TURNS 64u
 
 STATIC_CHECK(PEERS_KEY_CHARS == ZSOCK_KEY_CHARS);
 
@@ -86,8 +87,10 @@ static void *watch_open(struct peers *p, void *zmq)
 
 static void socket_end(void **zmq_p)
 {
-    if (*zmq_p != NULL)
+    if (*zmq_p != NULL) {
+        zmq_socket_monitor(*zmq_p, NULL, 0); /* its thread would wait for a watch that is gone */
         zmq_close(*zmq_p);
+    }
     *zmq_p = NULL;
 }
 
@@ -182,13 +185,13 @@ void peers_destroy(struct peers **peers_p)
     if (p == NULL)
         return;
     CHECK_OBJ(p, PEERS_MAGIC);
+    socket_end(&p->listener); /* before its watch */
     for (uint32_t peer = 0; peer < p->ranks; peer++) {
         while (p->rings[peer].count > 0)
             peers_drop(p, peer);
         socket_end(&p->dealers[peer]);
         socket_end(&p->watches[peer]);
     }
-    socket_end(&p->listener);
     socket_end(&p->zap);
     while (zmq_ctx_term(p->context) != 0)
         CHECK(errno == EINTR);
@@ -337,7 +340,8 @@ static void zap_answer(struct peers *p)
 static void watch_take(struct peers *p, void *watch)
 {
     zmq_msg_t parts[2];
-    for (uint32_t count; (count = parts_receive(watch, parts, 2)) > 0;) {
+    for (uint32_t turn = 0, count;
+         turn < WATCH_TURNS && (count = parts_receive(watch, parts, 2)) > 0; turn++) {
         uint32_t value = 0;
         if (zmq_msg_size(&parts[0]) == 6) /* u16 event, u32 value */
             memcpy(&value, (const uint8_t *)zmq_msg_data(&parts[0]) + 2, sizeof value);

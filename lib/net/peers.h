@@ -17,8 +17,8 @@
 #include "lib/base/err.h"
 
 #define PEERS_MAX       8u
-#define PEERS_KEPT      16u
-#define PEERS_KEY_CHARS 40u /* Z85 */
+#define PEERS_KEPT      272u /* the longest tale, 16 MiB in pieces of 64 KiB, and some more */
+#define PEERS_KEY_CHARS 40u  /* Z85 */
 
 struct peers;
 

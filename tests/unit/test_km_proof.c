@@ -327,6 +327,51 @@ static void nor_does_a_write_begun_before(void **state)
     cw_check(W);
 }
 
+/* A load whose blocks are written over before it ends is no load: their sum would be that of the
+ * damage. */
+static void nor_is_a_load_that_was_written_over(void **state)
+{
+    tier_begin();
+    struct run a = turn(1, 1, 0, words_a, 6 * CW_BT + 2);
+    while (km_core_unwritten(W->core) > 0) {
+        cw_step(W, (struct km_event){.type = KM_EVENT_FLUSH, .u.flush_begins = true});
+        cw_store_all(W);
+    }
+    memset(W->blocks, 0, sizeof(W->blocks));
+    memset(W->slots, 0, sizeof(W->slots));
+    memset(W->block_data, 0, sizeof(W->block_data));
+    memset(W->slot_data, 0, sizeof(W->slot_data));
+    cw_start(W);
+    cw_attach(W, 0, 102);
+    cw_tier_on(W);
+    struct run again = {.request = 2, .session = 1};
+    run_chain(&again, words_a, 6 * CW_BT + 2);
+    open_send(&again);
+    assert_true(W->queued > 3);
+    cw_store_run(W, 3);
+    uint32_t hurt = 0;
+    for (uint32_t b = 0; b < W->block_count; b++)
+        for (uint32_t k = 0; k < 6 && hurt == 0; k++)
+            if (cw_same(&W->block_data[b], &a.chain[k])) {
+                W->block_data[b].bytes[5] ^= 1;
+                hurt++;
+            }
+    assert_int_equal(hurt, 1);
+    suspect(KM_NONE);
+    cw_store_all(W);
+    cw_check(W);
+    for (uint32_t b = 0; b < W->block_count; b++) /* sealed is only what it should be */
+        assert_true(W->blocks[b].state != KM_COMMITTED ||
+                    cw_same(&W->block_data[b], &W->blocks[b].hash));
+    struct run more = {.request = 3, .session = 1};
+    run_chain(&more, words_a, 6 * CW_BT + 2);
+    open_send(&more);
+    cw_store_all(W);
+    assert_int_equal(open_take(&more), ERR_OK);
+    assert_int_equal(more.reused, 6); /* the tier still has it */
+    cw_check(W);
+}
+
 /* Two readers: the later one found damage, the earlier one comes back and says that all is well. */
 static void damage_stays_known(void **state)
 {
@@ -373,6 +418,7 @@ int main(void)
         CASE(a_proof_begun_before_a_doubt_clears_nothing),
         CASE(nor_that_of_a_snapshot),
         CASE(nor_does_a_write_begun_before),
+        CASE(nor_is_a_load_that_was_written_over),
         CASE(damage_stays_known),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

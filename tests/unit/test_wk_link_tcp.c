@@ -13,6 +13,7 @@
 #include <zmq.h>
 
 #include "lib/base/clock.h"
+#include "lib/base/mem.h"
 #include "lib/net/peers.h"
 #include "worker/wk_link_tcp.h"
 
@@ -173,6 +174,40 @@ static void test_late_is_not_dead(void **state)
     net_init(&n, 2);
     n.silence_ms = 600;
     net_run(&n, body_late);
+    assert_int_equal(n.ended[0] + n.ended[1], 2);
+}
+
+/* The longest that a rank tells: all of it is on its way before the other one listens. */
+static void body_long_tale(struct net *n, struct wk_fabric *f, uint32_t rank)
+{
+    const size_t bytes = (size_t)16 << 20;
+    uint8_t *tale = mem_take(bytes);
+    size_t count = 0;
+    must_join(f, 20000);
+    for (uint32_t turn = 0; turn < 2; turn++) {
+        for (size_t i = 0; rank == 0 && i < bytes; i++)
+            tale[i] = (uint8_t)(i * 31 + (i >> 16) + turn);
+        if (rank == 0) {
+            MUST(wk_tell(f, tale, bytes) == ERR_OK);
+        } else {
+            usleep(500000);
+            MUST(wk_hear(f, tale, bytes, &count, 20000) == ERR_OK && count == bytes);
+            for (size_t i = 0; i < bytes; i++)
+                MUST(tale[i] == (uint8_t)(i * 31 + (i >> 16) + turn));
+        }
+        MUST(rounds(f, n->ranks, 2) == ERR_OK);
+    }
+    n->ended[rank] = 1;
+    mem_give(tale);
+}
+
+static void test_a_long_tale_arrives_whole(void **state)
+{
+    (void)state;
+    struct net n;
+    net_init(&n, 2);
+    n.message_bytes_max = 65536;
+    net_run(&n, body_long_tale);
     assert_int_equal(n.ended[0] + n.ended[1], 2);
 }
 
@@ -630,6 +665,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rounds),
         cmocka_unit_test(test_late_is_not_dead),
+        cmocka_unit_test(test_a_long_tale_arrives_whole),
         cmocka_unit_test(test_keys),
         cmocka_unit_test(test_pinned_key),
         cmocka_unit_test(test_strangers),

@@ -228,8 +228,14 @@ static void wrong_slots_and_sizes_abort(void **state)
         assert_true(aborts(wk_state_restore, &w, 0, LIVE + KEPT, bytes));
         assert_true(aborts(wk_state_restore, &w, 0, LIVE, bytes - 32));
         assert_true(aborts(wk_state_restore, &w, 0, LIVE, 2 * bytes + 64));
+        uint64_t kept = w.kv.snapshot_stride, live = w.kv.slot_stride;
         w.kv.snapshot_stride = (n ? bytes / 2 : bytes) - 32;
         assert_true(aborts(wk_state_keep, &w, LIVE, 0, bytes));
+        w.kv.snapshot_stride = kept;
+        w.kv.slot_stride = bytes - 32;
+        assert_true(aborts(wk_state_keep, &w, LIVE, 0, bytes));
+        w.kv.slot_stride = live;
+        assert_false(aborts(wk_state_keep, &w, LIVE, 0, bytes));
         w.kv.snapshot_type = KV_ROW_FP8;
         assert_true(aborts(wk_state_keep, &w, LIVE, 0, bytes));
         world_end(&w);
