@@ -159,6 +159,9 @@ class Cluster:
         for name in self.names() + ["redis"]:       # a stopped process cannot end in order
             with contextlib.suppress(Exception):
                 os.kill(self.pid(name), signal.SIGCONT)
+        if kind is not None:        # the folder goes; what its processes said last does not
+            with contextlib.suppress(Exception):
+                print(self.tails(40))
         with contextlib.suppress(Exception):
             self.tandem("down", check=False)
         touched = self.guards_touched()

@@ -171,4 +171,20 @@ static inline int teardown(void **state)
     return 0;
 }
 
+/* Writes all that is cached to the tier; then the machine starts again with an empty arena. */
+static inline void tier_reboot(void)
+{
+    while (km_core_unwritten(W->core) > 0) {
+        cw_step(W, (struct km_event){.type = KM_EVENT_FLUSH, .u.flush_begins = true});
+        cw_store_all(W);
+    }
+    memset(W->blocks, 0, sizeof(W->blocks));
+    memset(W->slots, 0, sizeof(W->slots));
+    memset(W->block_data, 0, sizeof(W->block_data));
+    memset(W->slot_data, 0, sizeof(W->slot_data));
+    cw_start(W);
+    cw_attach(W, 0, 102);
+    cw_tier_on(W);
+}
+
 #endif

@@ -333,17 +333,7 @@ static void nor_is_a_load_that_was_written_over(void **state)
 {
     tier_begin();
     struct run a = turn(1, 1, 0, words_a, 6 * CW_BT + 2);
-    while (km_core_unwritten(W->core) > 0) {
-        cw_step(W, (struct km_event){.type = KM_EVENT_FLUSH, .u.flush_begins = true});
-        cw_store_all(W);
-    }
-    memset(W->blocks, 0, sizeof(W->blocks));
-    memset(W->slots, 0, sizeof(W->slots));
-    memset(W->block_data, 0, sizeof(W->block_data));
-    memset(W->slot_data, 0, sizeof(W->slot_data));
-    cw_start(W);
-    cw_attach(W, 0, 102);
-    cw_tier_on(W);
+    tier_reboot();
     struct run again = {.request = 2, .session = 1};
     run_chain(&again, words_a, 6 * CW_BT + 2);
     open_send(&again);
